@@ -1,0 +1,19 @@
+module github.com/braidlog/braid/cmd/braid
+
+go 1.26
+
+require (
+	github.com/braidlog/braid/pkg v0.0.0
+	github.com/braidlog/braid/proto v0.0.0
+	github.com/braidlog/braid/services/broker v0.0.0
+	github.com/braidlog/braid/services/metadata v0.0.0
+	github.com/braidlog/braid/services/rlm v0.0.0
+)
+
+replace (
+	github.com/braidlog/braid/pkg => ../../pkg
+	github.com/braidlog/braid/proto => ../../proto
+	github.com/braidlog/braid/services/broker => ../../services/broker
+	github.com/braidlog/braid/services/metadata => ../../services/metadata
+	github.com/braidlog/braid/services/rlm => ../../services/rlm
+)

@@ -1,0 +1,13 @@
+module github.com/braidlog/braid/services/metadata
+
+go 1.26
+
+require (
+	github.com/braidlog/braid/pkg v0.0.0
+	github.com/braidlog/braid/proto v0.0.0
+)
+
+replace (
+	github.com/braidlog/braid/pkg => ../../pkg
+	github.com/braidlog/braid/proto => ../../proto
+)
