@@ -53,6 +53,7 @@ verify: lint test ## Check everything a change has to pass
 
 verify-house: bin/house ## Check formatting, go lines, names and module rules
 	@test -z "$$(gofmt -l $(SOURCES) | tee /dev/stderr)" || { echo 'not formatted: run make fix'; exit 1; }
+	GOWORK=off go -C tools/house test ./...
 	bin/house check
 
 verify-proto: bin/buf ## Check the schemas: lint, format, compatibility with main
@@ -90,9 +91,9 @@ clean: ## Remove what make built
 bin/braid: FORCE
 	go build -o $@ ./cmd/braid
 
-# A tool is rebuilt when its module changes. Its package is the module's one tool directive.
-bin/house: tools/house/*.go
-bin/%: tools/%/go.mod
+# A tool is rebuilt when a file of its module changes. Its package is the module's one tool directive.
+.SECONDEXPANSION:
+bin/%: tools/%/go.mod $$(wildcard tools/$$*/*)
 	GOWORK=off go -C tools/$* build -o $(CURDIR)/$@ $$(awk '$$1 == "tool" { print $$2 }' $<)
 	@touch $@
 
