@@ -5,7 +5,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-MODULES   = $(shell sed -n 's|^[[:space:]]*\./||p' go.work)
+# The workspace's modules, as far as they hold code.
+MODULES   = $(foreach m,$(shell sed -n 's|^[[:space:]]*\./||p' go.work),$(if $(shell find $m -name '*.go' -print -quit),$m))
 SOURCES   = $(wildcard cmd pkg services test tools)
 CODEGEN  := bin/buf bin/protoc-gen-go bin/protoc-gen-go-grpc
 TOOLS    := $(patsubst tools/%/go.mod,bin/%,$(wildcard tools/*/go.mod))

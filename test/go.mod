@@ -1,6 +1,6 @@
 module github.com/braidlog/braid/test
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/braidlog/braid/pkg v0.0.0
