@@ -7,13 +7,16 @@ MAKEFLAGS += --no-print-directory
 
 # The workspace's modules, as far as they hold code.
 MODULES   = $(foreach m,$(shell sed -n 's|^[[:space:]]*\./||p' go.work),$(if $(shell find $m -name '*.go' -print -quit),$m))
+ALL       = $(MODULES:%=./%/...)
+UNIT      = $(filter-out ./test/...,$(ALL))
 SOURCES   = $(wildcard cmd pkg services test tools)
 CODEGEN  := bin/buf bin/protoc-gen-go bin/protoc-gen-go-grpc
 TOOLS    := $(patsubst tools/%/go.mod,bin/%,$(wildcard tools/*/go.mod))
 # Schemas are compared with this git ref; empty = no comparison.
 AGAINST  ?= $(shell for r in origin/main main; do git rev-parse -q --verify $$r:proto/braid >/dev/null 2>&1 && echo $$r && break; done)
+PKG      ?= work
 BENCH    ?= .
-COUNT    ?= 5
+COUNT    ?= 6
 FUZZTIME ?= 10s
 
 help: ## List the targets
@@ -25,20 +28,20 @@ build: bin/braid ## Build bin/braid and compile every package
 demo: bin/braid ## Run the main job on real input: three brokers, one killed, nothing lost
 	bin/braid demo $(ARGS)
 
-test: ## Run all tests of all modules, with the race detector and invariants
-	go test -race -timeout=9m work
+test: ## Run all tests (PKG=… for some), with the race detector and invariants
+	go test -race -timeout=9m $(PKG)
 
 test-plain: ## Run the unit tests as users build: no race detector, allocation limits on
-	go test -timeout=5m ./pkg/... ./services/... ./cmd/...
+	go test -timeout=5m $(UNIT)
 
 test-race: ## Hunt for races: unit tests three times, shuffled, on 1, 2 and 4 CPUs
-	go test -race -shuffle=on -count=3 -cpu=1,2,4 -timeout=30m ./pkg/... ./services/...
+	go test -race -shuffle=on -count=3 -cpu=1,2,4 -timeout=30m $(UNIT)
 
 test-integration: ## Run the tests that need several services, with the race detector
 	go test -race -timeout=9m ./test/...
 
-bench: bin/benchstat ## Run the benchmarks (BENCH=regexp COUNT=n) and summarise bin/bench.txt
-	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=60m work | tee bin/bench.txt
+bench: bin/benchstat ## Run the benchmarks (PKG=… BENCH=regexp COUNT=n), summarise bin/bench.txt
+	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=60m $(PKG) | tee bin/bench.txt
 	bin/benchstat bin/bench.txt
 
 fuzz: bin/house ## Run every fuzz target for FUZZTIME (10s)
@@ -72,12 +75,12 @@ verify-modules: ## Check that each module builds and vets alone, outside the wor
 	@for m in $(MODULES); do echo "go vet $$m"; GOWORK=off go -C $$m vet -mod=readonly ./...; done
 
 verify-code: bin/golangci-lint ## Run golangci-lint with the import law
-	bin/golangci-lint run $(MODULES:%=./%/...)
+	bin/golangci-lint run $(ALL)
 
 fix: bin/buf bin/golangci-lint ## Repair what can be repaired: formatting, imports, simple findings
 	bin/buf format -w
 	bin/golangci-lint fmt $(SOURCES)
-	bin/golangci-lint run --fix $(MODULES:%=./%/...)
+	bin/golangci-lint run --fix $(ALL)
 
 tidy: ## Tidy every module, then give all of them the workspace's versions
 	for m in $(MODULES); do GOWORK=off go -C $$m mod tidy; done
