@@ -84,7 +84,8 @@ fix: bin/buf bin/golangci-lint ## Repair what can be repaired: formatting, impor
 
 tidy: ## Tidy every module, then give all of them the workspace's versions
 	for m in $(MODULES); do GOWORK=off go -C $$m mod tidy; done
-	go work sync
+	go work sync # leaves checksums out, so tidy again
+	for m in $(MODULES); do GOWORK=off go -C $$m mod tidy; done
 
 tools: $(TOOLS) ## Build the development tools into bin/
 
