@@ -2,6 +2,7 @@ package embetcd
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -111,6 +112,9 @@ func configure(opts Options) (*embed.Config, error) {
 	cfg.ListenPeerUrls = []url.URL{peer}
 	cfg.AdvertisePeerUrls = []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	// The cluster's id is a hash of this, so each new directory is a cluster of
+	// its own; an old directory keeps the id it has.
+	cfg.InitialClusterToken = rand.Text()
 	cfg.UnsafeNoFsync = opts.NoSync
 	cfg.QuotaBackendBytes = opts.QuotaBytes
 	if opts.Fast {

@@ -37,7 +37,7 @@ func TestRestartOnTheSameDirectoryContinues(t *testing.T) {
 	s, err := embetcd.Start(ctx, embetcd.Options{Dir: dir, Fast: true})
 	require.NoError(t, err)
 	t.Logf("ready after %v", time.Since(began))
-	_, err = client(t, s).Put(ctx, "k", "v")
+	put, err := client(t, s).Put(ctx, "k", "v")
 	require.NoError(t, err)
 	s.Close()
 	s.Close() // harmless
@@ -51,6 +51,7 @@ func TestRestartOnTheSameDirectoryContinues(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
 	assert.Equal(t, "v", string(got.Kvs[0].Value))
+	assert.Equal(t, put.Header.ClusterId, got.Header.ClusterId)
 }
 
 func TestTwoServersInOneProcessAndAUnixSocket(t *testing.T) {
@@ -64,11 +65,12 @@ func TestTwoServersInOneProcessAndAUnixSocket(t *testing.T) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(b.Close)
-	_, err = client(t, a).Put(ctx, "k", "a")
+	put, err := client(t, a).Put(ctx, "k", "a")
 	require.NoError(t, err)
 	got, err := client(t, b).Get(ctx, "k")
 	require.NoError(t, err)
 	assert.Empty(t, got.Kvs)
+	assert.NotEqual(t, put.Header.ClusterId, got.Header.ClusterId)
 }
 
 func TestStartSaysWhatIsWrong(t *testing.T) {
