@@ -76,6 +76,83 @@ func (StartRule) EnumDescriptor() ([]byte, []int) {
 	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{0}
 }
 
+// RangeOutcome is the verdict on one range.
+type RangeOutcome int32
+
+const (
+	// Not a verdict.
+	RangeOutcome_RANGE_OUTCOME_UNSPECIFIED RangeOutcome = 0
+	// The range extends the partition.
+	RangeOutcome_RANGE_OUTCOME_ACCEPTED RangeOutcome = 1
+	// The fence is not current or not open.
+	RangeOutcome_RANGE_OUTCOME_FENCED RangeOutcome = 2
+	// The base lies above the object end.
+	RangeOutcome_RANGE_OUTCOME_GAP RangeOutcome = 3
+	// The base lies below the object end and hash or border show no conflict: the records may be committed already.
+	RangeOutcome_RANGE_OUTCOME_ALREADY_COMMITTED RangeOutcome = 4
+	// Chain hash, predecessor or lineage are not the partition's: the leader holds other bytes.
+	RangeOutcome_RANGE_OUTCOME_CHAIN_MISMATCH RangeOutcome = 5
+	// No such partition, or the topic's life is over.
+	RangeOutcome_RANGE_OUTCOME_UNKNOWN_PARTITION RangeOutcome = 6
+	// The epoch of the remote-log manager is closed or its sequence is stale: nothing in the object was judged.
+	RangeOutcome_RANGE_OUTCOME_NOT_JUDGED RangeOutcome = 7
+	// The range contradicts itself (empty, bad hash length, outside the object).
+	RangeOutcome_RANGE_OUTCOME_MALFORMED RangeOutcome = 8
+)
+
+// Enum value maps for RangeOutcome.
+var (
+	RangeOutcome_name = map[int32]string{
+		0: "RANGE_OUTCOME_UNSPECIFIED",
+		1: "RANGE_OUTCOME_ACCEPTED",
+		2: "RANGE_OUTCOME_FENCED",
+		3: "RANGE_OUTCOME_GAP",
+		4: "RANGE_OUTCOME_ALREADY_COMMITTED",
+		5: "RANGE_OUTCOME_CHAIN_MISMATCH",
+		6: "RANGE_OUTCOME_UNKNOWN_PARTITION",
+		7: "RANGE_OUTCOME_NOT_JUDGED",
+		8: "RANGE_OUTCOME_MALFORMED",
+	}
+	RangeOutcome_value = map[string]int32{
+		"RANGE_OUTCOME_UNSPECIFIED":       0,
+		"RANGE_OUTCOME_ACCEPTED":          1,
+		"RANGE_OUTCOME_FENCED":            2,
+		"RANGE_OUTCOME_GAP":               3,
+		"RANGE_OUTCOME_ALREADY_COMMITTED": 4,
+		"RANGE_OUTCOME_CHAIN_MISMATCH":    5,
+		"RANGE_OUTCOME_UNKNOWN_PARTITION": 6,
+		"RANGE_OUTCOME_NOT_JUDGED":        7,
+		"RANGE_OUTCOME_MALFORMED":         8,
+	}
+)
+
+func (x RangeOutcome) Enum() *RangeOutcome {
+	p := new(RangeOutcome)
+	*p = x
+	return p
+}
+
+func (x RangeOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RangeOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_braid_metadata_v1_event_proto_enumTypes[1].Descriptor()
+}
+
+func (RangeOutcome) Type() protoreflect.EnumType {
+	return &file_braid_metadata_v1_event_proto_enumTypes[1]
+}
+
+func (x RangeOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RangeOutcome.Descriptor instead.
+func (RangeOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{1}
+}
+
 // Entry is one entry of the metadata log: the effect of one command, applied whole or not at all.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1152,7 +1229,8 @@ type PartitionFenced struct {
 	BrokerEpoch int64 `protobuf:"varint,5,opt,name=broker_epoch,json=brokerEpoch,proto3" json:"broker_epoch,omitempty"`
 	// Where the epoch may start.
 	StartRule StartRule `protobuf:"varint,6,opt,name=start_rule,json=startRule,proto3,enum=braid.metadata.v1.StartRule" json:"start_rule,omitempty"`
-	// Why, one word: "created", "leader_offline", "leader_registered", "open_timeout", "operator", "preferred".
+	// Why, one word: "created", "leader_offline", "leader_registered", "open_timeout",
+	// "no_leader", "operator".
 	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1334,8 +1412,11 @@ type CombinedSegmentCommitted struct {
 	Crc32C uint32 `protobuf:"varint,4,opt,name=crc32c,proto3" json:"crc32c,omitempty"`
 	// How many ranges the command named, accepted or not.
 	SubmittedRanges int32 `protobuf:"varint,5,opt,name=submitted_ranges,json=submittedRanges,proto3" json:"submitted_ranges,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The verdict on each range in the order of the command, so that a repeat of the command gets it again from whoever is
+	// controller then. Empty when all were accepted.
+	Outcomes      []RangeOutcome `protobuf:"varint,6,rep,packed,name=outcomes,proto3,enum=braid.metadata.v1.RangeOutcome" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CombinedSegmentCommitted) Reset() {
@@ -1401,6 +1482,13 @@ func (x *CombinedSegmentCommitted) GetSubmittedRanges() int32 {
 		return x.SubmittedRanges
 	}
 	return 0
+}
+
+func (x *CombinedSegmentCommitted) GetOutcomes() []RangeOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
 }
 
 // RangeCommitted extends a partition by one range. Base offset and base chain hash are the partition's object end and
@@ -1662,14 +1750,15 @@ const file_braid_metadata_v1_event_proto_rawDesc = "" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
 	"\fleader_epoch\x18\x03 \x01(\x05R\vleaderEpoch\x12!\n" +
 	"\fstart_offset\x18\x04 \x01(\x03R\vstartOffset\x124\n" +
-	"\aadopted\x18\x05 \x03(\v2\x1a.braid.log.v1.LineageEntryR\aadopted\"\xc4\x01\n" +
+	"\aadopted\x18\x05 \x03(\v2\x1a.braid.log.v1.LineageEntryR\aadopted\"\x81\x02\n" +
 	"\x18CombinedSegmentCommitted\x12\x15\n" +
 	"\x06rlm_id\x18\x01 \x01(\x05R\x05rlmId\x12/\n" +
 	"\x06object\x18\x02 \x01(\v2\x17.braid.log.v1.ObjectRefR\x06object\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x03 \x01(\x03R\tsizeBytes\x12\x16\n" +
 	"\x06crc32c\x18\x04 \x01(\rR\x06crc32c\x12)\n" +
-	"\x10submitted_ranges\x18\x05 \x01(\x05R\x0fsubmittedRanges\"\x99\x04\n" +
+	"\x10submitted_ranges\x18\x05 \x01(\x05R\x0fsubmittedRanges\x12;\n" +
+	"\boutcomes\x18\x06 \x03(\x0e2\x1f.braid.metadata.v1.RangeOutcomeR\boutcomes\"\x99\x04\n" +
 	"\x0eRangeCommitted\x122\n" +
 	"\x15topic_creation_offset\x18\x01 \x01(\x03R\x13topicCreationOffset\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x1f\n" +
@@ -1693,7 +1782,17 @@ const file_braid_metadata_v1_event_proto_rawDesc = "" +
 	"\tStartRule\x12\x1a\n" +
 	"\x16START_RULE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fSTART_RULE_FREE\x10\x01\x12\x14\n" +
-	"\x10START_RULE_EXACT\x10\x02B\xce\x01\n" +
+	"\x10START_RULE_EXACT\x10\x02*\xa1\x02\n" +
+	"\fRangeOutcome\x12\x1d\n" +
+	"\x19RANGE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16RANGE_OUTCOME_ACCEPTED\x10\x01\x12\x18\n" +
+	"\x14RANGE_OUTCOME_FENCED\x10\x02\x12\x15\n" +
+	"\x11RANGE_OUTCOME_GAP\x10\x03\x12#\n" +
+	"\x1fRANGE_OUTCOME_ALREADY_COMMITTED\x10\x04\x12 \n" +
+	"\x1cRANGE_OUTCOME_CHAIN_MISMATCH\x10\x05\x12#\n" +
+	"\x1fRANGE_OUTCOME_UNKNOWN_PARTITION\x10\x06\x12\x1c\n" +
+	"\x18RANGE_OUTCOME_NOT_JUDGED\x10\a\x12\x1b\n" +
+	"\x17RANGE_OUTCOME_MALFORMED\x10\bB\xce\x01\n" +
 	"\x15com.braid.metadata.v1B\n" +
 	"EventProtoP\x01ZCgithub.com/braidlog/braid/proto/gen/go/braid/metadata/v1;metadatav1\xa2\x02\x03BMX\xaa\x02\x11Braid.Metadata.V1\xca\x02\x11Braid\\Metadata\\V1\xe2\x02\x1dBraid\\Metadata\\V1\\GPBMetadata\xea\x02\x13Braid::Metadata::V1b\x06proto3"
 
@@ -1709,63 +1808,65 @@ func file_braid_metadata_v1_event_proto_rawDescGZIP() []byte {
 	return file_braid_metadata_v1_event_proto_rawDescData
 }
 
-var file_braid_metadata_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_braid_metadata_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_braid_metadata_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_braid_metadata_v1_event_proto_goTypes = []any{
 	(StartRule)(0),                     // 0: braid.metadata.v1.StartRule
-	(*Entry)(nil),                      // 1: braid.metadata.v1.Entry
-	(*Event)(nil),                      // 2: braid.metadata.v1.Event
-	(*ClusterCreated)(nil),             // 3: braid.metadata.v1.ClusterCreated
-	(*ControllerElected)(nil),          // 4: braid.metadata.v1.ControllerElected
-	(*BrokerRegistered)(nil),           // 5: braid.metadata.v1.BrokerRegistered
-	(*BrokerOffline)(nil),              // 6: braid.metadata.v1.BrokerOffline
-	(*RemoteLogManagerRegistered)(nil), // 7: braid.metadata.v1.RemoteLogManagerRegistered
-	(*RemoteLogManagerClosed)(nil),     // 8: braid.metadata.v1.RemoteLogManagerClosed
-	(*ProducerIdsAllocated)(nil),       // 9: braid.metadata.v1.ProducerIdsAllocated
-	(*TopicCreated)(nil),               // 10: braid.metadata.v1.TopicCreated
-	(*ReplicaAssignment)(nil),          // 11: braid.metadata.v1.ReplicaAssignment
-	(*TopicUpdated)(nil),               // 12: braid.metadata.v1.TopicUpdated
-	(*TopicDeleted)(nil),               // 13: braid.metadata.v1.TopicDeleted
-	(*PartitionFenced)(nil),            // 14: braid.metadata.v1.PartitionFenced
-	(*EpochOpened)(nil),                // 15: braid.metadata.v1.EpochOpened
-	(*CombinedSegmentCommitted)(nil),   // 16: braid.metadata.v1.CombinedSegmentCommitted
-	(*RangeCommitted)(nil),             // 17: braid.metadata.v1.RangeCommitted
-	nil,                                // 18: braid.metadata.v1.TopicCreated.ConfigsEntry
-	nil,                                // 19: braid.metadata.v1.TopicUpdated.ConfigsEntry
-	(*timestamppb.Timestamp)(nil),      // 20: google.protobuf.Timestamp
-	(*v1.LineageEntry)(nil),            // 21: braid.log.v1.LineageEntry
-	(*v1.ObjectRef)(nil),               // 22: braid.log.v1.ObjectRef
-	(*v1.Leadership)(nil),              // 23: braid.log.v1.Leadership
+	(RangeOutcome)(0),                  // 1: braid.metadata.v1.RangeOutcome
+	(*Entry)(nil),                      // 2: braid.metadata.v1.Entry
+	(*Event)(nil),                      // 3: braid.metadata.v1.Event
+	(*ClusterCreated)(nil),             // 4: braid.metadata.v1.ClusterCreated
+	(*ControllerElected)(nil),          // 5: braid.metadata.v1.ControllerElected
+	(*BrokerRegistered)(nil),           // 6: braid.metadata.v1.BrokerRegistered
+	(*BrokerOffline)(nil),              // 7: braid.metadata.v1.BrokerOffline
+	(*RemoteLogManagerRegistered)(nil), // 8: braid.metadata.v1.RemoteLogManagerRegistered
+	(*RemoteLogManagerClosed)(nil),     // 9: braid.metadata.v1.RemoteLogManagerClosed
+	(*ProducerIdsAllocated)(nil),       // 10: braid.metadata.v1.ProducerIdsAllocated
+	(*TopicCreated)(nil),               // 11: braid.metadata.v1.TopicCreated
+	(*ReplicaAssignment)(nil),          // 12: braid.metadata.v1.ReplicaAssignment
+	(*TopicUpdated)(nil),               // 13: braid.metadata.v1.TopicUpdated
+	(*TopicDeleted)(nil),               // 14: braid.metadata.v1.TopicDeleted
+	(*PartitionFenced)(nil),            // 15: braid.metadata.v1.PartitionFenced
+	(*EpochOpened)(nil),                // 16: braid.metadata.v1.EpochOpened
+	(*CombinedSegmentCommitted)(nil),   // 17: braid.metadata.v1.CombinedSegmentCommitted
+	(*RangeCommitted)(nil),             // 18: braid.metadata.v1.RangeCommitted
+	nil,                                // 19: braid.metadata.v1.TopicCreated.ConfigsEntry
+	nil,                                // 20: braid.metadata.v1.TopicUpdated.ConfigsEntry
+	(*timestamppb.Timestamp)(nil),      // 21: google.protobuf.Timestamp
+	(*v1.LineageEntry)(nil),            // 22: braid.log.v1.LineageEntry
+	(*v1.ObjectRef)(nil),               // 23: braid.log.v1.ObjectRef
+	(*v1.Leadership)(nil),              // 24: braid.log.v1.Leadership
 }
 var file_braid_metadata_v1_event_proto_depIdxs = []int32{
-	20, // 0: braid.metadata.v1.Entry.append_time:type_name -> google.protobuf.Timestamp
-	2,  // 1: braid.metadata.v1.Entry.events:type_name -> braid.metadata.v1.Event
-	3,  // 2: braid.metadata.v1.Event.cluster_created:type_name -> braid.metadata.v1.ClusterCreated
-	4,  // 3: braid.metadata.v1.Event.controller_elected:type_name -> braid.metadata.v1.ControllerElected
-	5,  // 4: braid.metadata.v1.Event.broker_registered:type_name -> braid.metadata.v1.BrokerRegistered
-	6,  // 5: braid.metadata.v1.Event.broker_offline:type_name -> braid.metadata.v1.BrokerOffline
-	7,  // 6: braid.metadata.v1.Event.remote_log_manager_registered:type_name -> braid.metadata.v1.RemoteLogManagerRegistered
-	8,  // 7: braid.metadata.v1.Event.remote_log_manager_closed:type_name -> braid.metadata.v1.RemoteLogManagerClosed
-	9,  // 8: braid.metadata.v1.Event.producer_ids_allocated:type_name -> braid.metadata.v1.ProducerIdsAllocated
-	10, // 9: braid.metadata.v1.Event.topic_created:type_name -> braid.metadata.v1.TopicCreated
-	12, // 10: braid.metadata.v1.Event.topic_updated:type_name -> braid.metadata.v1.TopicUpdated
-	13, // 11: braid.metadata.v1.Event.topic_deleted:type_name -> braid.metadata.v1.TopicDeleted
-	14, // 12: braid.metadata.v1.Event.partition_fenced:type_name -> braid.metadata.v1.PartitionFenced
-	15, // 13: braid.metadata.v1.Event.epoch_opened:type_name -> braid.metadata.v1.EpochOpened
-	16, // 14: braid.metadata.v1.Event.combined_segment_committed:type_name -> braid.metadata.v1.CombinedSegmentCommitted
-	17, // 15: braid.metadata.v1.Event.range_committed:type_name -> braid.metadata.v1.RangeCommitted
-	18, // 16: braid.metadata.v1.TopicCreated.configs:type_name -> braid.metadata.v1.TopicCreated.ConfigsEntry
-	11, // 17: braid.metadata.v1.TopicCreated.assignments:type_name -> braid.metadata.v1.ReplicaAssignment
-	19, // 18: braid.metadata.v1.TopicUpdated.configs:type_name -> braid.metadata.v1.TopicUpdated.ConfigsEntry
+	21, // 0: braid.metadata.v1.Entry.append_time:type_name -> google.protobuf.Timestamp
+	3,  // 1: braid.metadata.v1.Entry.events:type_name -> braid.metadata.v1.Event
+	4,  // 2: braid.metadata.v1.Event.cluster_created:type_name -> braid.metadata.v1.ClusterCreated
+	5,  // 3: braid.metadata.v1.Event.controller_elected:type_name -> braid.metadata.v1.ControllerElected
+	6,  // 4: braid.metadata.v1.Event.broker_registered:type_name -> braid.metadata.v1.BrokerRegistered
+	7,  // 5: braid.metadata.v1.Event.broker_offline:type_name -> braid.metadata.v1.BrokerOffline
+	8,  // 6: braid.metadata.v1.Event.remote_log_manager_registered:type_name -> braid.metadata.v1.RemoteLogManagerRegistered
+	9,  // 7: braid.metadata.v1.Event.remote_log_manager_closed:type_name -> braid.metadata.v1.RemoteLogManagerClosed
+	10, // 8: braid.metadata.v1.Event.producer_ids_allocated:type_name -> braid.metadata.v1.ProducerIdsAllocated
+	11, // 9: braid.metadata.v1.Event.topic_created:type_name -> braid.metadata.v1.TopicCreated
+	13, // 10: braid.metadata.v1.Event.topic_updated:type_name -> braid.metadata.v1.TopicUpdated
+	14, // 11: braid.metadata.v1.Event.topic_deleted:type_name -> braid.metadata.v1.TopicDeleted
+	15, // 12: braid.metadata.v1.Event.partition_fenced:type_name -> braid.metadata.v1.PartitionFenced
+	16, // 13: braid.metadata.v1.Event.epoch_opened:type_name -> braid.metadata.v1.EpochOpened
+	17, // 14: braid.metadata.v1.Event.combined_segment_committed:type_name -> braid.metadata.v1.CombinedSegmentCommitted
+	18, // 15: braid.metadata.v1.Event.range_committed:type_name -> braid.metadata.v1.RangeCommitted
+	19, // 16: braid.metadata.v1.TopicCreated.configs:type_name -> braid.metadata.v1.TopicCreated.ConfigsEntry
+	12, // 17: braid.metadata.v1.TopicCreated.assignments:type_name -> braid.metadata.v1.ReplicaAssignment
+	20, // 18: braid.metadata.v1.TopicUpdated.configs:type_name -> braid.metadata.v1.TopicUpdated.ConfigsEntry
 	0,  // 19: braid.metadata.v1.PartitionFenced.start_rule:type_name -> braid.metadata.v1.StartRule
-	21, // 20: braid.metadata.v1.EpochOpened.adopted:type_name -> braid.log.v1.LineageEntry
-	22, // 21: braid.metadata.v1.CombinedSegmentCommitted.object:type_name -> braid.log.v1.ObjectRef
-	23, // 22: braid.metadata.v1.RangeCommitted.predecessor:type_name -> braid.log.v1.Leadership
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	22, // 20: braid.metadata.v1.EpochOpened.adopted:type_name -> braid.log.v1.LineageEntry
+	23, // 21: braid.metadata.v1.CombinedSegmentCommitted.object:type_name -> braid.log.v1.ObjectRef
+	1,  // 22: braid.metadata.v1.CombinedSegmentCommitted.outcomes:type_name -> braid.metadata.v1.RangeOutcome
+	24, // 23: braid.metadata.v1.RangeCommitted.predecessor:type_name -> braid.log.v1.Leadership
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_braid_metadata_v1_event_proto_init() }
@@ -1794,7 +1895,7 @@ func file_braid_metadata_v1_event_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_metadata_v1_event_proto_rawDesc), len(file_braid_metadata_v1_event_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -22,83 +22,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// RangeOutcome is the verdict on one range.
-type RangeOutcome int32
-
-const (
-	// Not a verdict.
-	RangeOutcome_RANGE_OUTCOME_UNSPECIFIED RangeOutcome = 0
-	// The range extends the partition.
-	RangeOutcome_RANGE_OUTCOME_ACCEPTED RangeOutcome = 1
-	// The fence is not current or not open.
-	RangeOutcome_RANGE_OUTCOME_FENCED RangeOutcome = 2
-	// The base lies above the object end.
-	RangeOutcome_RANGE_OUTCOME_GAP RangeOutcome = 3
-	// The base lies below the object end and hash or border show no conflict: the records may be committed already.
-	RangeOutcome_RANGE_OUTCOME_ALREADY_COMMITTED RangeOutcome = 4
-	// Chain hash, predecessor or lineage are not the partition's: the leader holds other bytes.
-	RangeOutcome_RANGE_OUTCOME_CHAIN_MISMATCH RangeOutcome = 5
-	// No such partition, or the topic's life is over.
-	RangeOutcome_RANGE_OUTCOME_UNKNOWN_PARTITION RangeOutcome = 6
-	// The epoch of the remote-log manager is closed or its sequence is stale: nothing in the object was judged.
-	RangeOutcome_RANGE_OUTCOME_NOT_JUDGED RangeOutcome = 7
-	// The range contradicts itself (empty, bad hash length, outside the object).
-	RangeOutcome_RANGE_OUTCOME_MALFORMED RangeOutcome = 8
-)
-
-// Enum value maps for RangeOutcome.
-var (
-	RangeOutcome_name = map[int32]string{
-		0: "RANGE_OUTCOME_UNSPECIFIED",
-		1: "RANGE_OUTCOME_ACCEPTED",
-		2: "RANGE_OUTCOME_FENCED",
-		3: "RANGE_OUTCOME_GAP",
-		4: "RANGE_OUTCOME_ALREADY_COMMITTED",
-		5: "RANGE_OUTCOME_CHAIN_MISMATCH",
-		6: "RANGE_OUTCOME_UNKNOWN_PARTITION",
-		7: "RANGE_OUTCOME_NOT_JUDGED",
-		8: "RANGE_OUTCOME_MALFORMED",
-	}
-	RangeOutcome_value = map[string]int32{
-		"RANGE_OUTCOME_UNSPECIFIED":       0,
-		"RANGE_OUTCOME_ACCEPTED":          1,
-		"RANGE_OUTCOME_FENCED":            2,
-		"RANGE_OUTCOME_GAP":               3,
-		"RANGE_OUTCOME_ALREADY_COMMITTED": 4,
-		"RANGE_OUTCOME_CHAIN_MISMATCH":    5,
-		"RANGE_OUTCOME_UNKNOWN_PARTITION": 6,
-		"RANGE_OUTCOME_NOT_JUDGED":        7,
-		"RANGE_OUTCOME_MALFORMED":         8,
-	}
-)
-
-func (x RangeOutcome) Enum() *RangeOutcome {
-	p := new(RangeOutcome)
-	*p = x
-	return p
-}
-
-func (x RangeOutcome) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (RangeOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_braid_metadata_v1_segment_proto_enumTypes[0].Descriptor()
-}
-
-func (RangeOutcome) Type() protoreflect.EnumType {
-	return &file_braid_metadata_v1_segment_proto_enumTypes[0]
-}
-
-func (x RangeOutcome) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use RangeOutcome.Descriptor instead.
-func (RangeOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_segment_proto_rawDescGZIP(), []int{0}
-}
-
 // CommitCombinedSegmentRequest names an uploaded object and what is in it.
 type CommitCombinedSegmentRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1741,17 +1664,7 @@ const file_braid_metadata_v1_segment_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage*\xa1\x02\n" +
-	"\fRangeOutcome\x12\x1d\n" +
-	"\x19RANGE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n" +
-	"\x16RANGE_OUTCOME_ACCEPTED\x10\x01\x12\x18\n" +
-	"\x14RANGE_OUTCOME_FENCED\x10\x02\x12\x15\n" +
-	"\x11RANGE_OUTCOME_GAP\x10\x03\x12#\n" +
-	"\x1fRANGE_OUTCOME_ALREADY_COMMITTED\x10\x04\x12 \n" +
-	"\x1cRANGE_OUTCOME_CHAIN_MISMATCH\x10\x05\x12#\n" +
-	"\x1fRANGE_OUTCOME_UNKNOWN_PARTITION\x10\x06\x12\x1c\n" +
-	"\x18RANGE_OUTCOME_NOT_JUDGED\x10\a\x12\x1b\n" +
-	"\x17RANGE_OUTCOME_MALFORMED\x10\b2\xdf\x02\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage2\xdf\x02\n" +
 	"\x0eSegmentService\x12\x7f\n" +
 	"\x15CommitCombinedSegment\x12/.braid.metadata.v1.CommitCombinedSegmentRequest\x1a0.braid.metadata.v1.CommitCombinedSegmentResponse\"\x03\x90\x02\x02\x12d\n" +
 	"\fListSegments\x12&.braid.metadata.v1.ListSegmentsRequest\x1a'.braid.metadata.v1.ListSegmentsResponse\"\x03\x90\x02\x01\x12f\n" +
@@ -1770,73 +1683,72 @@ func file_braid_metadata_v1_segment_proto_rawDescGZIP() []byte {
 	return file_braid_metadata_v1_segment_proto_rawDescData
 }
 
-var file_braid_metadata_v1_segment_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_braid_metadata_v1_segment_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_braid_metadata_v1_segment_proto_goTypes = []any{
-	(RangeOutcome)(0),                     // 0: braid.metadata.v1.RangeOutcome
-	(*CommitCombinedSegmentRequest)(nil),  // 1: braid.metadata.v1.CommitCombinedSegmentRequest
-	(*RangeVerdict)(nil),                  // 2: braid.metadata.v1.RangeVerdict
-	(*CommitCombinedSegmentResponse)(nil), // 3: braid.metadata.v1.CommitCombinedSegmentResponse
-	(*SegmentRange)(nil),                  // 4: braid.metadata.v1.SegmentRange
-	(*ListSegmentsRequest)(nil),           // 5: braid.metadata.v1.ListSegmentsRequest
-	(*ListSegmentsResponse)(nil),          // 6: braid.metadata.v1.ListSegmentsResponse
-	(*WatchSegmentsRequest)(nil),          // 7: braid.metadata.v1.WatchSegmentsRequest
-	(*TopicPartition)(nil),                // 8: braid.metadata.v1.TopicPartition
-	(*WatchSegmentsPartition)(nil),        // 9: braid.metadata.v1.WatchSegmentsPartition
-	(*MetadataPosition)(nil),              // 10: braid.metadata.v1.MetadataPosition
-	(*WatchSegmentsResponse)(nil),         // 11: braid.metadata.v1.WatchSegmentsResponse
-	(*SegmentsReset)(nil),                 // 12: braid.metadata.v1.SegmentsReset
-	(*SegmentEvents)(nil),                 // 13: braid.metadata.v1.SegmentEvents
-	(*SegmentEvent)(nil),                  // 14: braid.metadata.v1.SegmentEvent
-	(*FenceRaised)(nil),                   // 15: braid.metadata.v1.FenceRaised
-	(*OpenedEpoch)(nil),                   // 16: braid.metadata.v1.OpenedEpoch
-	(*PartitionRemoved)(nil),              // 17: braid.metadata.v1.PartitionRemoved
-	(*WatchSegmentsFailure)(nil),          // 18: braid.metadata.v1.WatchSegmentsFailure
-	(*v1.ObjectRef)(nil),                  // 19: braid.log.v1.ObjectRef
-	(*v1.RangeDescriptor)(nil),            // 20: braid.log.v1.RangeDescriptor
+	(*CommitCombinedSegmentRequest)(nil),  // 0: braid.metadata.v1.CommitCombinedSegmentRequest
+	(*RangeVerdict)(nil),                  // 1: braid.metadata.v1.RangeVerdict
+	(*CommitCombinedSegmentResponse)(nil), // 2: braid.metadata.v1.CommitCombinedSegmentResponse
+	(*SegmentRange)(nil),                  // 3: braid.metadata.v1.SegmentRange
+	(*ListSegmentsRequest)(nil),           // 4: braid.metadata.v1.ListSegmentsRequest
+	(*ListSegmentsResponse)(nil),          // 5: braid.metadata.v1.ListSegmentsResponse
+	(*WatchSegmentsRequest)(nil),          // 6: braid.metadata.v1.WatchSegmentsRequest
+	(*TopicPartition)(nil),                // 7: braid.metadata.v1.TopicPartition
+	(*WatchSegmentsPartition)(nil),        // 8: braid.metadata.v1.WatchSegmentsPartition
+	(*MetadataPosition)(nil),              // 9: braid.metadata.v1.MetadataPosition
+	(*WatchSegmentsResponse)(nil),         // 10: braid.metadata.v1.WatchSegmentsResponse
+	(*SegmentsReset)(nil),                 // 11: braid.metadata.v1.SegmentsReset
+	(*SegmentEvents)(nil),                 // 12: braid.metadata.v1.SegmentEvents
+	(*SegmentEvent)(nil),                  // 13: braid.metadata.v1.SegmentEvent
+	(*FenceRaised)(nil),                   // 14: braid.metadata.v1.FenceRaised
+	(*OpenedEpoch)(nil),                   // 15: braid.metadata.v1.OpenedEpoch
+	(*PartitionRemoved)(nil),              // 16: braid.metadata.v1.PartitionRemoved
+	(*WatchSegmentsFailure)(nil),          // 17: braid.metadata.v1.WatchSegmentsFailure
+	(*v1.ObjectRef)(nil),                  // 18: braid.log.v1.ObjectRef
+	(*v1.RangeDescriptor)(nil),            // 19: braid.log.v1.RangeDescriptor
+	(RangeOutcome)(0),                     // 20: braid.metadata.v1.RangeOutcome
 	(*v1.Fence)(nil),                      // 21: braid.log.v1.Fence
 	(*v1.TopicIdPartition)(nil),           // 22: braid.log.v1.TopicIdPartition
 	(StartRule)(0),                        // 23: braid.metadata.v1.StartRule
 	(*v1.LineageEntry)(nil),               // 24: braid.log.v1.LineageEntry
 }
 var file_braid_metadata_v1_segment_proto_depIdxs = []int32{
-	19, // 0: braid.metadata.v1.CommitCombinedSegmentRequest.object:type_name -> braid.log.v1.ObjectRef
-	20, // 1: braid.metadata.v1.CommitCombinedSegmentRequest.ranges:type_name -> braid.log.v1.RangeDescriptor
-	0,  // 2: braid.metadata.v1.RangeVerdict.outcome:type_name -> braid.metadata.v1.RangeOutcome
+	18, // 0: braid.metadata.v1.CommitCombinedSegmentRequest.object:type_name -> braid.log.v1.ObjectRef
+	19, // 1: braid.metadata.v1.CommitCombinedSegmentRequest.ranges:type_name -> braid.log.v1.RangeDescriptor
+	20, // 2: braid.metadata.v1.RangeVerdict.outcome:type_name -> braid.metadata.v1.RangeOutcome
 	21, // 3: braid.metadata.v1.RangeVerdict.fence:type_name -> braid.log.v1.Fence
-	2,  // 4: braid.metadata.v1.CommitCombinedSegmentResponse.verdicts:type_name -> braid.metadata.v1.RangeVerdict
-	19, // 5: braid.metadata.v1.SegmentRange.object:type_name -> braid.log.v1.ObjectRef
-	4,  // 6: braid.metadata.v1.ListSegmentsResponse.ranges:type_name -> braid.metadata.v1.SegmentRange
-	9,  // 7: braid.metadata.v1.WatchSegmentsRequest.add:type_name -> braid.metadata.v1.WatchSegmentsPartition
-	8,  // 8: braid.metadata.v1.WatchSegmentsRequest.remove:type_name -> braid.metadata.v1.TopicPartition
-	10, // 9: braid.metadata.v1.WatchSegmentsRequest.resume:type_name -> braid.metadata.v1.MetadataPosition
-	12, // 10: braid.metadata.v1.WatchSegmentsResponse.reset:type_name -> braid.metadata.v1.SegmentsReset
-	13, // 11: braid.metadata.v1.WatchSegmentsResponse.events:type_name -> braid.metadata.v1.SegmentEvents
-	10, // 12: braid.metadata.v1.WatchSegmentsResponse.progress:type_name -> braid.metadata.v1.MetadataPosition
-	18, // 13: braid.metadata.v1.WatchSegmentsResponse.failure:type_name -> braid.metadata.v1.WatchSegmentsFailure
+	1,  // 4: braid.metadata.v1.CommitCombinedSegmentResponse.verdicts:type_name -> braid.metadata.v1.RangeVerdict
+	18, // 5: braid.metadata.v1.SegmentRange.object:type_name -> braid.log.v1.ObjectRef
+	3,  // 6: braid.metadata.v1.ListSegmentsResponse.ranges:type_name -> braid.metadata.v1.SegmentRange
+	8,  // 7: braid.metadata.v1.WatchSegmentsRequest.add:type_name -> braid.metadata.v1.WatchSegmentsPartition
+	7,  // 8: braid.metadata.v1.WatchSegmentsRequest.remove:type_name -> braid.metadata.v1.TopicPartition
+	9,  // 9: braid.metadata.v1.WatchSegmentsRequest.resume:type_name -> braid.metadata.v1.MetadataPosition
+	11, // 10: braid.metadata.v1.WatchSegmentsResponse.reset:type_name -> braid.metadata.v1.SegmentsReset
+	12, // 11: braid.metadata.v1.WatchSegmentsResponse.events:type_name -> braid.metadata.v1.SegmentEvents
+	9,  // 12: braid.metadata.v1.WatchSegmentsResponse.progress:type_name -> braid.metadata.v1.MetadataPosition
+	17, // 13: braid.metadata.v1.WatchSegmentsResponse.failure:type_name -> braid.metadata.v1.WatchSegmentsFailure
 	22, // 14: braid.metadata.v1.SegmentsReset.partition:type_name -> braid.log.v1.TopicIdPartition
-	10, // 15: braid.metadata.v1.SegmentsReset.position:type_name -> braid.metadata.v1.MetadataPosition
-	4,  // 16: braid.metadata.v1.SegmentsReset.ranges:type_name -> braid.metadata.v1.SegmentRange
+	9,  // 15: braid.metadata.v1.SegmentsReset.position:type_name -> braid.metadata.v1.MetadataPosition
+	3,  // 16: braid.metadata.v1.SegmentsReset.ranges:type_name -> braid.metadata.v1.SegmentRange
 	21, // 17: braid.metadata.v1.SegmentsReset.fence:type_name -> braid.log.v1.Fence
 	23, // 18: braid.metadata.v1.SegmentsReset.start_rule:type_name -> braid.metadata.v1.StartRule
 	24, // 19: braid.metadata.v1.SegmentsReset.lineage:type_name -> braid.log.v1.LineageEntry
-	10, // 20: braid.metadata.v1.SegmentEvents.position:type_name -> braid.metadata.v1.MetadataPosition
-	14, // 21: braid.metadata.v1.SegmentEvents.events:type_name -> braid.metadata.v1.SegmentEvent
+	9,  // 20: braid.metadata.v1.SegmentEvents.position:type_name -> braid.metadata.v1.MetadataPosition
+	13, // 21: braid.metadata.v1.SegmentEvents.events:type_name -> braid.metadata.v1.SegmentEvent
 	22, // 22: braid.metadata.v1.SegmentEvent.partition:type_name -> braid.log.v1.TopicIdPartition
-	4,  // 23: braid.metadata.v1.SegmentEvent.range_committed:type_name -> braid.metadata.v1.SegmentRange
-	15, // 24: braid.metadata.v1.SegmentEvent.fence_raised:type_name -> braid.metadata.v1.FenceRaised
-	16, // 25: braid.metadata.v1.SegmentEvent.opened_epoch:type_name -> braid.metadata.v1.OpenedEpoch
-	17, // 26: braid.metadata.v1.SegmentEvent.removed:type_name -> braid.metadata.v1.PartitionRemoved
+	3,  // 23: braid.metadata.v1.SegmentEvent.range_committed:type_name -> braid.metadata.v1.SegmentRange
+	14, // 24: braid.metadata.v1.SegmentEvent.fence_raised:type_name -> braid.metadata.v1.FenceRaised
+	15, // 25: braid.metadata.v1.SegmentEvent.opened_epoch:type_name -> braid.metadata.v1.OpenedEpoch
+	16, // 26: braid.metadata.v1.SegmentEvent.removed:type_name -> braid.metadata.v1.PartitionRemoved
 	21, // 27: braid.metadata.v1.FenceRaised.fence:type_name -> braid.log.v1.Fence
 	23, // 28: braid.metadata.v1.FenceRaised.start_rule:type_name -> braid.metadata.v1.StartRule
 	21, // 29: braid.metadata.v1.OpenedEpoch.fence:type_name -> braid.log.v1.Fence
 	24, // 30: braid.metadata.v1.OpenedEpoch.lineage:type_name -> braid.log.v1.LineageEntry
-	1,  // 31: braid.metadata.v1.SegmentService.CommitCombinedSegment:input_type -> braid.metadata.v1.CommitCombinedSegmentRequest
-	5,  // 32: braid.metadata.v1.SegmentService.ListSegments:input_type -> braid.metadata.v1.ListSegmentsRequest
-	7,  // 33: braid.metadata.v1.SegmentService.WatchSegments:input_type -> braid.metadata.v1.WatchSegmentsRequest
-	3,  // 34: braid.metadata.v1.SegmentService.CommitCombinedSegment:output_type -> braid.metadata.v1.CommitCombinedSegmentResponse
-	6,  // 35: braid.metadata.v1.SegmentService.ListSegments:output_type -> braid.metadata.v1.ListSegmentsResponse
-	11, // 36: braid.metadata.v1.SegmentService.WatchSegments:output_type -> braid.metadata.v1.WatchSegmentsResponse
+	0,  // 31: braid.metadata.v1.SegmentService.CommitCombinedSegment:input_type -> braid.metadata.v1.CommitCombinedSegmentRequest
+	4,  // 32: braid.metadata.v1.SegmentService.ListSegments:input_type -> braid.metadata.v1.ListSegmentsRequest
+	6,  // 33: braid.metadata.v1.SegmentService.WatchSegments:input_type -> braid.metadata.v1.WatchSegmentsRequest
+	2,  // 34: braid.metadata.v1.SegmentService.CommitCombinedSegment:output_type -> braid.metadata.v1.CommitCombinedSegmentResponse
+	5,  // 35: braid.metadata.v1.SegmentService.ListSegments:output_type -> braid.metadata.v1.ListSegmentsResponse
+	10, // 36: braid.metadata.v1.SegmentService.WatchSegments:output_type -> braid.metadata.v1.WatchSegmentsResponse
 	34, // [34:37] is the sub-list for method output_type
 	31, // [31:34] is the sub-list for method input_type
 	31, // [31:31] is the sub-list for extension type_name
@@ -1868,14 +1780,13 @@ func file_braid_metadata_v1_segment_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_metadata_v1_segment_proto_rawDesc), len(file_braid_metadata_v1_segment_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      0,
 			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_braid_metadata_v1_segment_proto_goTypes,
 		DependencyIndexes: file_braid_metadata_v1_segment_proto_depIdxs,
-		EnumInfos:         file_braid_metadata_v1_segment_proto_enumTypes,
 		MessageInfos:      file_braid_metadata_v1_segment_proto_msgTypes,
 	}.Build()
 	File_braid_metadata_v1_segment_proto = out.File
