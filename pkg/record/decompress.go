@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -21,9 +22,10 @@ const DefaultDecompressLimit = MaxBatchSize
 
 // Decompress puts the decompressed src into dst, whose content is overwritten
 // and whose capacity is used, and returns it. More than limit bytes are refused
-// with [ErrTooLarge]; sizes that src merely claims allocate nothing: memory
-// grows with what comes out, to less than twice that. With [CodecNone] it
-// returns src itself. Snappy may be framed as Kafka's Java clients do, or raw.
+// with [ErrTooLarge]. Sizes that src merely claims are believed only as far as
+// its bytes could really expand to, and memory otherwise grows with what comes
+// out, by doubling; a zstd stream without a stated size may unfold to 8 MiB
+// before a lower limit stops it. With [CodecNone] it returns src itself. Snappy may be framed as Kafka's Java clients do, or raw.
 // Safe for concurrent use.
 func Decompress(dst []byte, c Codec, src []byte, limit int) ([]byte, error) {
 	dst = dst[:0]
@@ -64,6 +66,10 @@ type (
 		r   *lz4.Reader
 		src bytes.Reader
 	}
+	zstdReader struct {
+		r    *zstd.Decoder
+		most uint64 // its present limit
+	}
 )
 
 var (
@@ -71,13 +77,13 @@ var (
 	lz4Readers  = sync.Pool{New: func() any { return &lz4Reader{r: lz4.NewReader(nil)} }}
 
 	// One goroutine's worth of state each, and no goroutine of their own, so
-	// that the collector may drop them. Bounded by the capacity given.
+	// that the collector may drop them.
 	zstdDecoders = sync.Pool{New: func() any {
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecodeAllCapLimit(true))
+		r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			panic(err) // constant options of the pinned version
 		}
-		return d
+		return &zstdReader{r: r}
 	}}
 )
 
@@ -145,24 +151,113 @@ func grow(dst []byte, limit int) []byte {
 }
 
 func unzstd(dst, src []byte, limit int) ([]byte, error) {
-	z := zstdDecoders.Get().(*zstd.Decoder)
-	defer zstdDecoders.Put(z)
-	dst = roomFor(dst, src, limit)
-	for {
-		// The decoder stops at the capacity, so a frame that claims a huge
-		// size gets no more room than what it produces earns. Trying again
-		// with twice the room decodes at most twice the bytes in total.
-		room := dst[:0:min(cap(dst), limit)]
-		out, err := z.DecodeAll(src, room)
-		switch {
-		case err == nil:
-			return out, nil
-		case !errors.Is(err, zstd.ErrDecoderSizeExceeded):
-			return nil, undecodable(CodecZstd, src, err)
-		case cap(room) >= limit:
-			return nil, tooLarge(limit+1, limit)
+	bound, exact, err := zstdBound(src)
+	if err != nil {
+		return nil, undecodable(CodecZstd, src, err)
+	}
+	// The decoder's own limit also refuses frames with a larger window, though
+	// decoding whole frames keeps none. So it is set only where the bound does
+	// not say already that the records fit (a stream of many small blocks), and
+	// never below the window that every client may use.
+	most := uint64(math.MaxInt32)
+	if bound > int64(limit) {
+		if exact {
+			return nil, tooLarge(int(bound), limit)
 		}
-		dst = grow(dst[:0], limit)
+		most = uint64(max(limit, zstdWindow))
+	}
+	z := zstdDecoders.Get().(*zstdReader)
+	defer zstdDecoders.Put(z)
+	if z.most != most {
+		if err := z.r.ResetWithOptions(nil, zstd.WithDecoderMaxMemory(most)); err != nil {
+			return nil, undecodable(CodecZstd, src, err)
+		}
+		z.most = most
+	}
+	out, err := z.r.DecodeAll(src, dst)
+	switch {
+	case errors.Is(err, zstd.ErrDecoderSizeExceeded), err == nil && len(out) > limit:
+		return nil, tooLarge(max(len(out), limit+1), limit)
+	case err != nil:
+		return nil, undecodable(CodecZstd, src, err)
+	}
+	return out, nil
+}
+
+const (
+	zstdMaxBlock = 128 << 10 // what one block of a frame decodes to at most
+	zstdWindow   = 8 << 20   // what the format asks every decoder to take
+)
+
+// zstdBound is how much src can decode to at most, told by the headers of its
+// frames and blocks. A content size that the blocks can't reach is an error, so
+// that no room is made for it. exact says that all frames state their size: then
+// they decode to bound bytes or fail.
+func zstdBound(src []byte) (bound int64, exact bool, err error) {
+	exact = true
+	for len(src) > 0 {
+		var h zstd.Header
+		if err := h.Decode(src); err != nil {
+			return 0, false, err
+		}
+		skip := int64(h.HeaderSize)
+		if h.Skippable {
+			skip += int64(h.SkippableSize)
+		}
+		if skip <= 0 || skip > int64(len(src)) {
+			return 0, false, io.ErrUnexpectedEOF
+		}
+		src = src[skip:]
+		if h.Skippable {
+			continue
+		}
+		frame, size, err := zstdBlocks(src)
+		if err != nil {
+			return 0, false, err
+		}
+		src = src[size:]
+		if h.HasCheckSum {
+			src = src[min(4, len(src)):] // the decoder notices a missing one
+		}
+		if h.HasFCS {
+			if h.FrameContentSize > uint64(frame) {
+				return 0, false, errors.New("content size above what the blocks can hold")
+			}
+			frame = int64(h.FrameContentSize)
+		}
+		exact = exact && h.HasFCS
+		bound += frame
+	}
+	return bound, exact, nil
+}
+
+// zstdBlocks walks the blocks of one frame: what they decode to at most, and
+// how many bytes they take.
+func zstdBlocks(src []byte) (bound int64, size int, err error) {
+	for {
+		if len(src)-size < 3 {
+			return 0, 0, io.ErrUnexpectedEOF
+		}
+		h := uint32(src[size]) | uint32(src[size+1])<<8 | uint32(src[size+2])<<16
+		last, kind, n := h&1 == 1, h>>1&3, int(h>>3)
+		size += 3
+		switch kind {
+		case 0: // raw
+			bound += int64(n)
+			size += n
+		case 1: // one byte, repeated
+			bound += int64(n)
+			size++
+		default: // compressed, or reserved, which the decoder refuses
+			bound += zstdMaxBlock
+			size += n
+		}
+		if size > len(src) {
+			return 0, 0, io.ErrUnexpectedEOF
+		}
+		if last {
+			return bound, size, nil
+		}
 	}
 }
 
