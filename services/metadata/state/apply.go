@@ -141,7 +141,7 @@ func (s *State) applyClusterCreated(e *metadatav1.ClusterCreated) error {
 	if err := checkNewCluster(e.GetClusterId(), e.GetIncarnation()); err != nil {
 		return err
 	}
-	s.clusterID = strings.Clone(e.GetClusterId())
+	s.clusterID = e.GetClusterId()
 	s.incarnation = e.GetIncarnation()
 	return nil
 }
@@ -236,7 +236,7 @@ func (s *State) applyTopicCreated(e *metadatav1.TopicCreated) error {
 		return fmt.Errorf("%d partitions", n)
 	}
 	t := &topic{
-		id: strings.Clone(e.GetTopicId()), name: strings.Clone(e.GetName()), creationOffset: s.end,
+		id: e.GetTopicId(), name: strings.Clone(e.GetName()), creationOffset: s.end,
 		overrides: config.Overrides(), config: config, partitions: make([]partition, len(e.GetAssignments())),
 	}
 	for i, a := range e.GetAssignments() {
