@@ -20,6 +20,13 @@ type Body interface {
 	Open() (io.ReadCloser, error)
 }
 
+// Same reports whether the stored object holds as many bytes as body, with the
+// same CRC32C. After a create whose answer was lost, that is how to tell one's
+// own success from another's object.
+func Same(stored Attrs, body Body) bool {
+	return stored.Size == body.Size() && stored.CRC32C == body.CRC32C()
+}
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // CRC32C returns the Castagnoli checksum of the concatenated parts.

@@ -72,8 +72,9 @@ type Reader interface {
 	// that OpenRange(…, 0, ToEnd) of an empty object yields nothing.
 	// A length of 0 is ErrInvalid.
 	//
-	// Errors of the stream's Read are those of ReadRange; a stream that gives
-	// no byte for the implementation's stall time fails with ErrUnavailable.
+	// Errors of the stream's Read are those of ReadRange, and stay: after one,
+	// every Read returns it. A stream that gives no byte for the
+	// implementation's stall time fails with ErrUnavailable.
 	// The stream ends when ctx does. It is not safe for concurrent use and the
 	// caller closes it.
 	OpenRange(ctx context.Context, name string, offset, length int64) (io.ReadCloser, error)

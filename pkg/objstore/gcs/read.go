@@ -101,7 +101,7 @@ func (s *Store) open(ctx context.Context, name string, offset, length, bound int
 	}
 	st := &stream{name: name, caller: ctx, attempt: attempt, cancel: cancel, timeout: s.cfg.StallTimeout}
 	st.stall = time.AfterFunc(s.cfg.AttemptTimeout, func() { cancel(errStalled) })
-	r, err := s.bucket.Object(name).ReadCompressed(true).NewRangeReader(attempt, offset, length)
+	r, err := s.bucket.Object(name).NewRangeReader(attempt, offset, length)
 	st.stall.Stop()
 	if err != nil {
 		defer cancel(nil)
