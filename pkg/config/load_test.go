@@ -128,6 +128,19 @@ verbose: true
 	assert.True(t, cfg.Verbose)
 }
 
+func TestTheFilesNameMayComeFromTheEnvironment(t *testing.T) {
+	cfg := new(sample)
+	_, err := config.Load("broker", cfg, nil, config.Options{
+		LookupEnv: func(k string) (string, bool) { return "/etc/c.yaml", k == "BROKER_CONFIG_FILE" },
+		ReadFile: func(name string) ([]byte, error) {
+			assert.Equal(t, "/etc/c.yaml", name)
+			return []byte("workers: 11"), nil
+		},
+	})
+	require.NoError(t, err)
+	assert.Equal(t, 11, cfg.Workers)
+}
+
 func TestListsReplaceEachOther(t *testing.T) {
 	cfg, _, _, err := world{file: "metadata: {addresses: [a:1]}", env: map[string]string{"BROKER_METADATA_ADDRESSES": "b:2, c:3"}}.load(t)
 	require.NoError(t, err)

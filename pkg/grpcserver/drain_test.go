@@ -2,6 +2,7 @@ package grpcserver_test
 
 import (
 	"context"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,9 +14,12 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	testv1 "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/braidlog/braid/pkg/grpcclient"
 	"github.com/braidlog/braid/pkg/grpcserver"
 	"github.com/braidlog/braid/pkg/rpcerr"
+	"github.com/braidlog/braid/pkg/telemetry"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
 )
 
@@ -229,18 +233,76 @@ func TestHealthFollowsTheServersLife(t *testing.T) {
 	})
 }
 
-func TestHealthIsNotServingBeforeTheStart(t *testing.T) {
+func TestHealthIsNotServingUntilTheServiceSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, &service{}, nil)
-		defer f.close()
 		fresh, err := grpcserver.New(grpcserver.DefaultConfig(), grpcserver.Deps{
 			Logger: f.tel.Logger, TracerProvider: f.tel.TracerProvider, MeterProvider: f.tel.MeterProvider,
 		})
 		require.NoError(t, err)
-		go func() { f.served <- fresh.Serve(f.listener) }()
+		listener := bufconn.Listen(1 << 16)
+		served := make(chan error, 1)
+		go func() { served <- fresh.Serve(listener) }()
+		cfg := grpcclient.DefaultConfig()
+		conn, err := grpcclient.Dial("fresh", cfg, grpcclient.Deps{
+			Logger: f.tel.Logger, TracerProvider: f.tel.TracerProvider, MeterProvider: f.tel.MeterProvider,
+			Dialer: func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) },
+		})
+		require.NoError(t, err)
+		resp, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+		require.NoError(t, err)
+		assert.Equal(t, healthv1.HealthCheckResponse_NOT_SERVING, resp.GetStatus())
+		require.NoError(t, conn.Close())
 		require.NoError(t, fresh.Stop(t.Context()))
-		require.NoError(t, <-f.served, "a server that is stopped first serves nothing")
+		require.NoError(t, <-served)
+		f.close()
 	})
+}
+
+func TestAServerStoppedBeforeItServesServesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, &service{}, nil)
+		fresh, err := grpcserver.New(grpcserver.DefaultConfig(), grpcserver.Deps{
+			Logger: f.tel.Logger, TracerProvider: f.tel.TracerProvider, MeterProvider: f.tel.MeterProvider,
+		})
+		require.NoError(t, err)
+		require.NoError(t, fresh.Stop(t.Context()))
+		require.NoError(t, fresh.Serve(bufconn.Listen(1<<16)))
+		f.close()
+	})
+}
+
+// Everything once over a real socket.
+func TestServesOnARealSocket(t *testing.T) {
+	tel, err := telemetry.New(t.Context(), telemetry.DefaultConfig(), telemetry.Identity{}, telemetry.Options{LogOutput: t.Output()})
+	require.NoError(t, err)
+	cfg := grpcserver.DefaultConfig()
+	cfg.DrainDelay, cfg.StreamGrace = 0, 0
+	listener, err := cfg.Listen(t.Context())
+	require.NoError(t, err)
+	server, err := grpcserver.New(cfg, grpcserver.Deps{Logger: tel.Logger, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider})
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	server.MarkServing()
+	deps := grpcclient.Deps{Logger: tel.Logger, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider}
+	for _, target := range []string{listener.Addr().String(), "127.0.0.1:1," + listener.Addr().String()} {
+		conn, err := grpcclient.Dial(target, grpcclient.DefaultConfig(), deps)
+		require.NoError(t, err)
+		defer func() { assert.NoError(t, conn.Close()) }()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		require.NoError(t, grpcclient.WaitReady(ctx, conn))
+		watch, err := healthv1.NewHealthClient(conn).Watch(ctx, &healthv1.HealthCheckRequest{})
+		require.NoError(t, err)
+		first, err := watch.Recv()
+		require.NoError(t, err)
+		assert.Equal(t, healthv1.HealthCheckResponse_SERVING, first.GetStatus())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	require.NoError(t, server.Drain(ctx))
+	require.NoError(t, <-served)
 }
 
 func TestAnEndedWatchIsNotALeak(t *testing.T) {

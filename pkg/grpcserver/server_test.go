@@ -28,7 +28,9 @@ import (
 func TestPanicsAreCountedLoggedAndAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, &service{
-			unary:  func(context.Context, *testv1.SimpleRequest) (*testv1.SimpleResponse, error) { panic(&invariant.Violation{Message: "hole at 7"}) },
+			unary: func(context.Context, *testv1.SimpleRequest) (*testv1.SimpleResponse, error) {
+				panic(&invariant.Violation{Message: "hole at 7"})
+			},
 			duplex: func(testv1.TestService_FullDuplexCallServer) error { var m map[string]int; m["x"] = 1; return nil },
 		}, nil)
 		conn := f.dial(nil)
@@ -173,7 +175,10 @@ func TestOwnClientsNeverPingTooOften(t *testing.T) {
 	}{
 		"idle connection": {nil, false, false},
 		"open stream":     {nil, true, false},
-		"strict server":   {func(c *grpcserver.Config) { c.KeepaliveMinInterval = config.Duration(time.Minute); c.KeepaliveTime = config.Duration(time.Hour) }, true, true},
+		"strict server": {func(c *grpcserver.Config) {
+			c.KeepaliveMinInterval = config.Duration(time.Minute)
+			c.KeepaliveTime = config.Duration(time.Hour)
+		}, true, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -19,11 +19,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
-
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/braidlog/braid/pkg/config"
 	"github.com/braidlog/braid/pkg/telemetry"
