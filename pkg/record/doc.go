@@ -27,7 +27,7 @@
 // # Concurrency
 //
 // A [Batch] is a plain byte slice: any number of goroutines may read it,
-// setters need exclusive access. [Reader], [Builder], [Checker] and [Producers]
-// belong to one goroutine at a time. Package functions are safe for concurrent
+// setters need exclusive access. A [Reader], [Builder] or [Checker]
+// belongs to one goroutine at a time. Package functions are safe for concurrent
 // use.
 package record
