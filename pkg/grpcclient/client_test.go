@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	testv1 "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
@@ -74,7 +75,7 @@ func serve(t *testing.T, tel *telemetry.Telemetry, b *backend) (*bufconn.Listene
 	}
 }
 
-func dial(t *testing.T, tel *telemetry.Telemetry, target string, d dialer, change func(*grpcclient.Config)) (*grpc.ClientConn, testv1.TestServiceClient) {
+func dial(t *testing.T, tel *telemetry.Telemetry, target string, d dialer, change func(*grpcclient.Config), opts ...grpc.DialOption) (*grpc.ClientConn, testv1.TestServiceClient) {
 	t.Helper()
 	cfg := grpcclient.DefaultConfig()
 	if change != nil {
@@ -82,7 +83,7 @@ func dial(t *testing.T, tel *telemetry.Telemetry, target string, d dialer, chang
 	}
 	conn, err := grpcclient.Dial(target, cfg, grpcclient.Deps{
 		Logger: tel.Logger, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider, Dialer: d,
-	})
+	}, opts...)
 	require.NoError(t, err)
 	return conn, testv1.NewTestServiceClient(conn)
 }
@@ -162,9 +163,11 @@ func TestNoHiddenRetries(t *testing.T) {
 			conns = append(conns, c)
 			mu.Unlock()
 			return c, err
-		}, nil)
+		}, nil, grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
+			"maxAttempts": 5, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`))
 		defer func() { assert.NoError(t, conn.Close()) }()
 
+		// Not even a service config that asks for retries gets them.
 		b.handle = func(context.Context) error { return status.Error(codes.Unavailable, "try again") }
 		_, err := client.UnaryCall(t.Context(), &testv1.SimpleRequest{})
 		assert.Equal(t, codes.Unavailable, status.Code(err))
@@ -241,6 +244,11 @@ func (b *blackhole) Close() error {
 
 // Field report B198: a node disappears without a reset.
 func TestAVanishedPeerIsNoticed(t *testing.T) {
+	t.Run("open stream", func(t *testing.T) { vanish(t, true) })
+	t.Run("idle", func(t *testing.T) { vanish(t, false) })
+}
+
+func vanish(t *testing.T, open bool) {
 	synctest.Test(t, func(t *testing.T) {
 		tel, b := newTelemetry(t), new(backend)
 		listener, stop := serve(t, tel, b)
@@ -257,13 +265,21 @@ func TestAVanishedPeerIsNoticed(t *testing.T) {
 			return &blackhole{Conn: c, cut: cut, closed: make(chan struct{})}, err
 		}, nil)
 		defer func() { assert.NoError(t, conn.Close()) }()
-		stream, err := client.FullDuplexCall(t.Context())
-		require.NoError(t, err)
+		require.NoError(t, grpcclient.WaitReady(t.Context(), conn))
+		ended := make(chan error, 1)
+		if open {
+			stream, err := client.FullDuplexCall(t.Context())
+			require.NoError(t, err)
+			go func() { _, err := stream.Recv(); ended <- err }()
+		}
 		time.Sleep(time.Minute)
+		require.Equal(t, connectivity.Ready, conn.GetState())
 		close(cut)
 		start := time.Now()
-		_, err = stream.Recv()
-		assert.Equal(t, codes.Unavailable, status.Code(err))
+		assert.True(t, conn.WaitForStateChange(t.Context(), connectivity.Ready))
+		if open {
+			assert.Equal(t, codes.Unavailable, status.Code(<-ended))
+		}
 		assert.Less(t, time.Since(start), 20*time.Second)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	testv1 "google.golang.org/grpc/interop/grpc_testing"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
@@ -202,6 +203,7 @@ func TestOwnClientsNeverPingTooOften(t *testing.T) {
 					require.ErrorContains(t, <-ended, "ENHANCE_YOUR_CALM")
 				} else {
 					assert.Equal(t, int64(1), f.dials.Load(), "the first connection lives")
+					assert.Equal(t, connectivity.Ready, conn.GetState())
 					assert.Empty(t, ended)
 				}
 				f.close(conn)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,8 +86,8 @@ func TestTasksStartBehindTheBarrier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, _ := newTestGroup()
 		var running atomic.Bool
-		for _, name := range []string{"a", "b", "c"} {
-			g.Go(name, func(context.Context) error {
+		for i := range 2000 { // enough for the first to run while the last is started
+			g.Go(strconv.Itoa(i), func(context.Context) error {
 				select {
 				case <-g.Started():
 				default:
