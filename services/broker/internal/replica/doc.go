@@ -1,0 +1,25 @@
+// Package replica runs the partitions of a broker: it is the shell around the
+// pure machine of package partition.
+//
+// A [Manager] keeps the broker registered, follows the metadata service and
+// owns every [Partition] that this broker may hold. A partition's log is opened
+// when the broker is first elected to lead it; until then the partition costs a
+// view and a list of ranges.
+//
+// # Appends
+//
+// [Partition.Submit] returns once the batches are in the leader's log, or with
+// a typed error: then nothing was stored. [Ticket.Wait] waits for the level
+// asked for; the only error after the append is [OutcomeUnknownError]. Appends
+// that arrive while another is being written share the next write.
+//
+// # Concurrency
+//
+// All exported methods are safe for concurrent use. Each partition has a
+// writer's role that one goroutine at a time holds: it steps the machine,
+// writes the log and carries out effects in order. Nothing that waits for
+// another process happens in that role; such work runs in goroutines of its own
+// that end with the fence they serve, and answers with an event. The partition's
+// mutex guards the machine, the queue and the waiters, and is not held across
+// input or output.
+package replica
