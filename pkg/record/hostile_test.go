@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -56,7 +57,7 @@ func TestPeekTellsShortFromCorrupt(t *testing.T) {
 	b := build(t, record.CodecNone, sample()[:1])
 	for n := range len(b) {
 		size, err := record.Peek(b[:n])
-		require.Equal(t, record.ErrShort, err, "%d bytes", n)
+		require.ErrorIs(t, err, record.ErrShort, "%d bytes", n)
 		if n < 17 {
 			require.Zero(t, size)
 		} else {
@@ -91,7 +92,7 @@ func TestWalkStopsWhereTheWholeBatchesEnd(t *testing.T) {
 	require.NoError(t, record.Walk(nil, nil))
 
 	stop := errors.New("stop")
-	require.Equal(t, stop, record.Walk(buf, func(record.Batch) error { return stop }))
+	require.ErrorIs(t, record.Walk(buf, func(record.Batch) error { return stop }), stop)
 
 	for cut := 1; cut < len(buf); cut++ {
 		whole := 0
@@ -295,6 +296,69 @@ func TestCutCompressedRecordsAreNoticed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Compressors are pooled: what one batch leaves in them, errors and limits
+// included, must not reach the next.
+func TestCodecsAreSafeForConcurrentUse(t *testing.T) {
+	var workers errgroup
+	for i := range 8 {
+		workers.run(func() error {
+			r := record.NewReader(0)
+			for round := range 20 {
+				codec := codecs[(i+round)%len(codecs)]
+				src := bytes.Repeat([]byte{byte(i), byte(round), 'x'}, 20_000+i)
+				packed, err := record.Compress(nil, codec, src)
+				if err != nil {
+					return err
+				}
+				if _, err := record.Decompress(nil, codec, packed, 100); !errors.Is(err, record.ErrTooLarge) {
+					return fmt.Errorf("%v: limit: %w", codec, err)
+				}
+				if _, err := record.Decompress(nil, codec, packed[:len(packed)/2], len(src)); codec != record.CodecNone && err == nil {
+					return fmt.Errorf("%v: half of it decoded", codec)
+				}
+				out, err := record.Decompress(nil, codec, packed, len(src))
+				if err != nil || !bytes.Equal(src, out) {
+					return fmt.Errorf("%v: %w", codec, err)
+				}
+				bl := record.NewBuilder(codec)
+				if err := bl.Append(record.Record{Timestamp: int64(round), Value: src}); err != nil {
+					return err
+				}
+				_, b, err := bl.Build(nil)
+				if err != nil {
+					return err
+				}
+				if err := r.Verify(b); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, workers.wait())
+}
+
+// errgroup joins goroutines and their errors.
+type errgroup struct {
+	wg   sync.WaitGroup
+	mu   sync.Mutex // guards errs
+	errs []error
+}
+
+func (g *errgroup) run(fn func() error) {
+	g.wg.Go(func() {
+		err := fn()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.errs = append(g.errs, err)
+	})
+}
+
+func (g *errgroup) wait() error {
+	g.wg.Wait()
+	return errors.Join(g.errs...)
 }
 
 // A zstd frame without a content size, as streaming clients write, and several

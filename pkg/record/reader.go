@@ -160,7 +160,7 @@ func (r *Reader) Verify(b Batch) error {
 func (b Batch) Records() iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		var r Reader
-		r.Reset(b) //nolint:errcheck // Err reports it
+		_ = r.Reset(b) // Err reports it
 		for r.Next() {
 			if !yield(r.rec, nil) {
 				return
