@@ -272,7 +272,7 @@ func vanish(t *testing.T, open bool) {
 			require.NoError(t, err)
 			go func() { _, err := stream.Recv(); ended <- err }()
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // inside a bubble
 		require.Equal(t, connectivity.Ready, conn.GetState())
 		close(cut)
 		start := time.Now()

@@ -120,7 +120,7 @@ func TestDrainWithHundredOpenStreamsEndsWithinItsBound(t *testing.T) {
 func TestCallsAreServedDuringTheDrainDelayAndFinishAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		impl := &service{unary: func(context.Context, *testv1.SimpleRequest) (*testv1.SimpleResponse, error) {
-			time.Sleep(3 * time.Second)
+			time.Sleep(3 * time.Second) //nolint:forbidigo // inside a bubble
 			return &testv1.SimpleResponse{}, nil
 		}}
 		f := newFixture(t, impl, nil)
@@ -128,7 +128,7 @@ func TestCallsAreServedDuringTheDrainDelayAndFinishAfterIt(t *testing.T) {
 		client := testv1.NewTestServiceClient(conn)
 		drained := make(chan error, 1)
 		go func() { drained <- f.server.Drain(t.Context()) }()
-		time.Sleep(4 * time.Second) // of the 5 s delay: the call outlives it
+		time.Sleep(4 * time.Second) //nolint:forbidigo // inside a bubble: of the 5 s delay: the call outlives it
 		_, err := client.UnaryCall(t.Context(), &testv1.SimpleRequest{})
 		require.NoError(t, err)
 		require.NoError(t, <-drained)

@@ -51,7 +51,7 @@ func (h *healthServer) Watch(req *healthv1.HealthCheckRequest, stream healthv1.H
 // watchStream replaces a stream's context.
 type watchStream struct {
 	healthv1.Health_WatchServer
-	ctx context.Context //nolint:containedctx // a stream carries its context
+	ctx context.Context // a stream carries its context
 }
 
 func (w *watchStream) Context() context.Context { return w.ctx }

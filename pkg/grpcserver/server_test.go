@@ -197,7 +197,7 @@ func TestOwnClientsNeverPingTooOften(t *testing.T) {
 					require.NoError(t, err)
 					go func() { _, err := stream.Recv(); ended <- err }()
 				}
-				time.Sleep(15 * time.Minute)
+				time.Sleep(15 * time.Minute) //nolint:forbidigo // inside a bubble
 				synctest.Wait()
 				if tt.cut {
 					require.ErrorContains(t, <-ended, "ENHANCE_YOUR_CALM")

@@ -17,13 +17,13 @@ type Leader struct {
 	Epoch   int32
 }
 
-// InvalidField: a malformed request. More fields can be added with WithField.
+// InvalidField reports a malformed request. More fields can be added with WithField.
 func InvalidField(field, description string) *Error {
 	return New(codes.InvalidArgument, errorsv1.ErrorReason_ERROR_REASON_INVALID_FIELD, "%s: %s", field, description).
 		WithField(field, description)
 }
 
-// InvalidFields: several malformed fields; violations must not be empty.
+// InvalidFields reports several malformed fields; violations must not be empty.
 func InvalidFields(violations []FieldViolation) *Error {
 	e := InvalidField(violations[0].Field, violations[0].Description)
 	if more := len(violations) - 1; more > 0 {
@@ -33,43 +33,46 @@ func InvalidFields(violations []FieldViolation) *Error {
 	return e
 }
 
-// CorruptBatch: the batch in field fails its checks; nothing was stored.
+// CorruptBatch reports that the batch in field fails its checks; nothing was stored.
 func CorruptBatch(field, description string) *Error {
 	return New(codes.InvalidArgument, errorsv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH, "%s: %s", field, description).
 		WithField(field, description)
 }
 
-// BatchTooLarge: the batch in field has size bytes, limit are allowed.
+// BatchTooLarge reports that the batch in field has size bytes where limit are
+// allowed.
 func BatchTooLarge(field string, size, limit int64) *Error {
 	text := fmt.Sprintf("has %d bytes: at most %d are allowed", size, limit)
 	return New(codes.InvalidArgument, errorsv1.ErrorReason_ERROR_REASON_BATCH_TOO_LARGE, "%s %s", field, text).
 		With("size", size).With("limit", limit).WithField(field, text)
 }
 
-// Unsupported: the request asks for a feature that isn't there.
+// Unsupported reports that the request asks for a feature that isn't there.
 func Unsupported(field, feature string) *Error {
 	text := feature + " is not supported"
 	return New(codes.InvalidArgument, errorsv1.ErrorReason_ERROR_REASON_UNSUPPORTED, "%s: %s", field, text).
 		With("feature", feature).WithField(field, text)
 }
 
-// UnknownTopicOrPartition: name is the topic's or the partition's.
+// UnknownTopicOrPartition reports that name, a topic's or a partition's, does
+// not exist.
 func UnknownTopicOrPartition(name string) *Error {
 	return NotFound(errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION, "topic-partition", name)
 }
 
-// NotFound: some other thing is absent.
+// NotFound reports that some other thing is absent.
 func NotFound(reason errorsv1.ErrorReason, kind, name string) *Error {
 	return New(codes.NotFound, reason, "%s %s does not exist", kind, name).WithResource(kind, name)
 }
 
-// TopicExists: a topic of this name exists, with this id.
+// TopicExists reports that a topic of this name exists, with this id.
 func TopicExists(name, topicID string) *Error {
 	return New(codes.AlreadyExists, errorsv1.ErrorReason_ERROR_REASON_TOPIC_EXISTS, "topic %s exists already", name).
 		With("topic_id", topicID).WithResource("topic", name)
 }
 
-// NotLeader: resolve the leader again, then retry.
+// NotLeader reports that this broker does not lead the partition: resolve the
+// leader again, then retry.
 func NotLeader(partition string, leader Leader) *Error {
 	e := New(codes.Aborted, errorsv1.ErrorReason_ERROR_REASON_NOT_LEADER, "this broker does not lead %s", partition)
 	if leader.Address != "" {
@@ -81,7 +84,8 @@ func NotLeader(partition string, leader Leader) *Error {
 	return e
 }
 
-// NotController: the controller is elsewhere; address is empty if unknown.
+// NotController reports that the controller is elsewhere; address is empty if
+// unknown.
 func NotController(address string) *Error {
 	e := New(codes.Aborted, errorsv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER, "this metadata replica is not the controller")
 	if address != "" {
@@ -90,7 +94,8 @@ func NotController(address string) *Error {
 	return e
 }
 
-// FencedLeaderEpoch: the request's fence is older than the partition's.
+// FencedLeaderEpoch reports that the request's fence is older than the
+// partition's.
 func FencedLeaderEpoch(partition string, stated, current int32) *Error {
 	return New(codes.FailedPrecondition, errorsv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH,
 		"leader epoch %d of %s is fenced", stated, partition).
@@ -98,16 +103,16 @@ func FencedLeaderEpoch(partition string, stated, current int32) *Error {
 		WithPrecondition("FENCE", partition, fmt.Sprintf("the leader epoch must be %d", current))
 }
 
-// UnknownLeaderEpoch: the request's leader epoch is newer than this server
-// knows; it will learn.
+// UnknownLeaderEpoch reports that the request's leader epoch is newer than this
+// server knows; it will learn.
 func UnknownLeaderEpoch(partition string, stated, known int32, retry time.Duration) *Error {
 	return New(codes.Unavailable, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_LEADER_EPOCH,
 		"leader epoch %d of %s is not known here yet", stated, partition).
 		With("stated", stated).With("leader_epoch", known).WithRetry(retry)
 }
 
-// IllegalTransition: the change isn't allowed in the present state of
-// subject; required completes "needs …".
+// IllegalTransition reports that the change isn't allowed in the present state
+// of subject; required completes "needs …".
 func IllegalTransition(subject, state, required string) *Error {
 	return New(codes.FailedPrecondition, errorsv1.ErrorReason_ERROR_REASON_ILLEGAL_TRANSITION,
 		"%s is %s: this needs %s", subject, state, required).
@@ -128,49 +133,51 @@ func Mismatch(reason errorsv1.ErrorReason, subject string, expected, actual any)
 		With("expected", expected).With("actual", actual)
 }
 
-// Conflict: somebody else changed subject first: read again, then retry.
+// Conflict reports that somebody else changed subject first: read again, then
+// retry.
 func Conflict(subject string) *Error {
 	return New(codes.Aborted, errorsv1.ErrorReason_ERROR_REASON_CONFLICT, "%s was changed by somebody else", subject)
 }
 
-// OffsetOutOfRange: the offset isn't in [logStart, logEnd). Offsets are
-// records'; the high watermark is exclusive.
+// OffsetOutOfRange reports that the offset isn't in [logStart, logEnd); the high
+// watermark is exclusive, too.
 func OffsetOutOfRange(partition string, offset, logStart, highWatermark, logEnd int64) *Error {
 	return New(codes.OutOfRange, errorsv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE,
 		"offset %d of %s is outside [%d, %d)", offset, partition, logStart, logEnd).
 		With("log_start", logStart).With("high_watermark", highWatermark).With("log_end", logEnd)
 }
 
-// MetadataOffsetOutOfRange: the metadata log holds [logStart, logEnd).
+// MetadataOffsetOutOfRange reports that the metadata log holds only
+// [logStart, logEnd).
 func MetadataOffsetOutOfRange(offset, logStart, logEnd int64) *Error {
 	return New(codes.OutOfRange, errorsv1.ErrorReason_ERROR_REASON_METADATA_OFFSET_OUT_OF_RANGE,
 		"metadata offset %d is outside [%d, %d)", offset, logStart, logEnd).
 		With("log_start", logStart).With("log_end", logEnd)
 }
 
-// LogTruncated: the caller's position was cut; its branch is common up to
-// forkPoint, exclusive.
+// LogTruncated reports that the caller's position was cut; its branch is common
+// with the log up to forkPoint, exclusive.
 func LogTruncated(partition string, forkPoint int64) *Error {
 	return New(codes.OutOfRange, errorsv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED,
 		"%s was cut: the branch read so far ends at %d", partition, forkPoint).
 		With("fork_point", forkPoint)
 }
 
-// Expired: the offset is below the log start.
+// Expired reports that the offset is below the log start.
 func Expired(partition string, offset, logStart int64) *Error {
 	return New(codes.OutOfRange, errorsv1.ErrorReason_ERROR_REASON_EXPIRED,
 		"offset %d of %s has expired: the log starts at %d", offset, partition, logStart).
 		With("log_start", logStart)
 }
 
-// LevelUnreachable: the topic can't reach level; nothing was stored.
+// LevelUnreachable reports that the topic can't reach level; nothing was stored.
 func LevelUnreachable(topic, level, levels string) *Error {
 	return FailedPrecondition(errorsv1.ErrorReason_ERROR_REASON_LEVEL_UNREACHABLE, topic,
 		"level %s can't be reached on %s, only %s", level, topic, levels).
 		With("level", level).With("levels", levels)
 }
 
-// SequenceGap: the batch doesn't follow what is stored of its producer.
+// SequenceGap reports that the batch doesn't follow what is stored of its producer.
 // lastSequence and lastOffset are -1 if nothing is.
 func SequenceGap(partition string, lastSequence int32, lastOffset, epochStart int64) *Error {
 	return FailedPrecondition(errorsv1.ErrorReason_ERROR_REASON_SEQUENCE_GAP, partition,
@@ -178,7 +185,8 @@ func SequenceGap(partition string, lastSequence int32, lastOffset, epochStart in
 		With("last_sequence", lastSequence).With("last_offset", lastOffset).With("epoch_start", epochStart)
 }
 
-// ProducerFenced: this producer id or epoch may not write here any more.
+// ProducerFenced reports that this producer id or epoch may not write here any
+// more.
 func ProducerFenced(partition string, lastSequence int32, lastOffset int64) *Error {
 	return FailedPrecondition(errorsv1.ErrorReason_ERROR_REASON_PRODUCER_FENCED, partition,
 		"the producer may not write to %s any more", partition).
@@ -200,13 +208,13 @@ func Unavailable(reason errorsv1.ErrorReason, retry time.Duration, format string
 	return New(codes.Unavailable, reason, format, args...).WithRetry(retry)
 }
 
-// Draining: the server is stopping: go elsewhere.
+// Draining reports that the server is stopping: go elsewhere.
 func Draining() *Error {
 	return Unavailable(errorsv1.ErrorReason_ERROR_REASON_DRAINING, time.Second, "the server is shutting down")
 }
 
-// OutcomeUnknown: the append of [base, end) failed after it was in the
-// leader's log; AwaitDurability settles it. levels are those reached so far.
+// OutcomeUnknown reports that the append of [base, end) failed after it was in
+// the leader's log; AwaitDurability settles it. levels are those reached so far.
 func OutcomeUnknown(partition string, base, end int64, incarnation uint32, leaderEpoch int32, levels string) *Error {
 	return New(codes.Unavailable, errorsv1.ErrorReason_ERROR_REASON_OUTCOME_UNKNOWN,
 		"[%d, %d) of %s is in the leader's log but not yet as durable as asked for", base, end, partition).
@@ -214,7 +222,7 @@ func OutcomeUnknown(partition string, base, end int64, incarnation uint32, leade
 		With("incarnation", incarnation).With("leader_epoch", leaderEpoch).With("levels", levels)
 }
 
-// ChainMismatch: a peer holds other bytes below offset. Hashes are printed in
+// ChainMismatch reports that a peer holds other bytes below offset. Hashes are printed in
 // hexadecimal.
 func ChainMismatch(partition string, offset int64, expected, actual [16]byte) *Error {
 	return New(codes.Aborted, errorsv1.ErrorReason_ERROR_REASON_CHAIN_MISMATCH,
@@ -222,7 +230,7 @@ func ChainMismatch(partition string, offset int64, expected, actual [16]byte) *E
 		With("offset", offset).With("expected", fmt.Sprintf("%x", expected)).With("actual", fmt.Sprintf("%x", actual))
 }
 
-// DataDamaged: stored bytes are damaged. where is a segment id or file; the
+// DataDamaged reports that stored bytes are damaged. where is a segment id or file; the
 // damage is in the length bytes from position, at or after the record offset.
 func DataDamaged(where string, offset, position, length int64) *Error {
 	return New(codes.DataLoss, errorsv1.ErrorReason_ERROR_REASON_DATA_DAMAGED,
@@ -230,7 +238,7 @@ func DataDamaged(where string, offset, position, length int64) *Error {
 		With("where", where).With("offset", offset).With("position", position).With("length", length)
 }
 
-// Internal: a defect. The client learns only a fixed sentence; err stays here.
+// Internal reports a defect. The client learns only a fixed sentence; err stays here.
 func Internal(err error) *Error {
 	return New(codes.Internal, errorsv1.ErrorReason_ERROR_REASON_INTERNAL, internalMessage).WithCause(err)
 }

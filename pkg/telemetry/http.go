@@ -84,7 +84,7 @@ type Server struct {
 // without an error if none is configured. The caller calls Run or Close.
 func (t *Telemetry) Server(ctx context.Context, redacted func() ([]byte, error)) (*Server, error) {
 	if t.cfg.HTTPAddress == "" {
-		return nil, nil //nolint:nilnil // none is what was asked for
+		return nil, nil // none is what was asked for
 	}
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", t.cfg.HTTPAddress)

@@ -176,7 +176,7 @@ func TestPrivateServerServesAndStops(t *testing.T) {
 	unused, err := tel.Server(t.Context(), nil)
 	require.NoError(t, err)
 	require.NoError(t, unused.Close())
-	_, err = net.DialTimeout("tcp", unused.Address(), time.Second) //nolint:noctx // shows that nobody listens
+	_, err = net.DialTimeout("tcp", unused.Address(), time.Second) // shows that nobody listens
 	require.Error(t, err)
 }
 
