@@ -198,3 +198,50 @@ func TestEmptyAndNegativeOffsets(t *testing.T) {
 	require.NoError(t, c.Next(b))
 	require.Equal(t, int64(math.MaxInt64-1), c.End())
 }
+
+func TestCheckerNextWantsExactlyOneBatch(t *testing.T) {
+	b := build(t, record.CodecNone, sample()[:2])
+	for _, tt := range []struct {
+		b    record.Batch
+		kind error
+	}{{b[:len(b)-1], record.ErrShort}, {append(bytes.Clone(b), 0), record.ErrCorrupt}, {b[:30], record.ErrShort}} {
+		c := record.NewChecker(0, nil)
+		err := c.Next(tt.b)
+		var e *record.CheckError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, record.CheckLength, e.Check)
+		require.ErrorIs(t, err, tt.kind)
+	}
+}
+
+func TestErrorsSayWhatAndWhere(t *testing.T) {
+	buf, ends := run(t)
+	buf[ends[0]+16] = 1
+	err := record.Walk(buf, func(record.Batch) error { return nil })
+	require.ErrorContains(t, err, "corrupt batch at byte 54456: magic: not a batch of version 2 (got 1, want 2)")
+	c := record.NewChecker(100, twoEpochs)
+	require.ErrorContains(t, c.Check(buf), "header check failed at byte 54456, offset 105: got 1, want 2")
+
+	bl := record.NewBuilder(record.CodecNone)
+	bl.SetCodec(record.CodecGzip)
+	require.NoError(t, bl.Append(record.Record{Value: []byte("v")}))
+	_, b, err := bl.Build(nil)
+	require.NoError(t, err)
+	cut := mended(b, func(b record.Batch) record.Batch { return b[:len(b)-4] })
+	r := record.NewReader(0)
+	require.ErrorContains(t, r.Reset(cut), "records: not decodable as gzip")
+	require.False(t, r.Next())
+	b.SetBaseOffset(70)
+	require.NoError(t, r.Reset(b))
+	require.True(t, r.Next())
+	require.Equal(t, int64(70), r.Offset())
+	require.ErrorContains(t, rawErr(t), "corrupt batch in record 1: offset delta: not the next one (got 0, want 1)")
+	require.Equal(t, "field(99)", record.Field(99).String())
+	require.Equal(t, "check(99)", record.Check(99).String())
+}
+
+// rawErr is the error of a batch whose second record repeats an offset delta.
+func rawErr(t *testing.T) error {
+	one := []byte{12, 0, 0, 0, 1, 1, 0} // length 6: attributes, deltas 0 and 0, null, null, no header
+	return new(record.Reader).Verify(rawRecords(t, 2, append(one, one...)))
+}
