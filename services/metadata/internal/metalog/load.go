@@ -93,3 +93,9 @@ func (l *Log) loadAt(ctx context.Context, from int64, tail Tail, fn func([]*meta
 	}
 	return from, nil
 }
+
+// Entries is [Log.Load] for those who need no tail.
+func (l *Log) Entries(ctx context.Context, from int64, fn func(*metadatav1.Entry) error) error {
+	_, err := l.Load(ctx, from, fn)
+	return err
+}
