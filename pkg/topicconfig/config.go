@@ -112,7 +112,7 @@ func Parse(values map[string]string) (Config, error) {
 		}
 	}
 	if len(problems) == 0 {
-		problems = c.contradictions(values)
+		problems = c.contradictions()
 	}
 	if err := errors.Join(problems...); err != nil {
 		return Config{}, err
@@ -121,11 +121,11 @@ func Parse(values map[string]string) (Config, error) {
 }
 
 // contradictions are settings that are fine alone and not together.
-func (c Config) contradictions(values map[string]string) []error {
+func (c Config) contradictions() []error {
 	var problems []error
 	atLeastBatch := func(name string, have int64) {
 		if have < c.MaxBatchBytes {
-			problems = append(problems, &Error{Name: name, Value: formatSize(have), Given: values[name] != "",
+			problems = append(problems, &Error{Name: name, Value: formatSize(have),
 				Allowed: []string{"at least max.batch.bytes = " + formatSize(c.MaxBatchBytes)}})
 		}
 	}
@@ -165,7 +165,6 @@ type Error struct {
 	Value   string   // as given
 	Allowed []string // values or ranges; the known names where the name is unknown
 	Unknown bool     // the name is unknown
-	Given   bool     // the value was given, not a default that another setting contradicts
 }
 
 // Error names the setting, the value and what is allowed.
