@@ -287,6 +287,8 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, c call) {
 		defer lock.Unlock()
 	}
 	if guarded && (c.op == OpRead || c.op == OpAttrs || c.op == OpDelete) {
+		// An absent object is answered here too: passed on, a delete could meet
+		// one that a create-only upload has put there since.
 		if status := h.judge(r.URL.Query(), c); status != 0 {
 			writeError(w, status, http.StatusText(status))
 			return
@@ -345,13 +347,13 @@ func hasPrecondition(q url.Values) bool {
 	return false
 }
 
-// judge returns 0 if the preconditions hold or the object is absent (the
-// emulator then answers 404), else the status to answer.
+// judge returns 0 if the object is there and the preconditions hold, else the
+// status to answer.
 func (h *handler) judge(q url.Values, c call) int {
 	o, err := h.fake.GetObjectStreaming(c.bucket, c.object)
 	_ = o.Close() // allowed, and needed, whatever the error
 	if err != nil {
-		return 0
+		return http.StatusNotFound
 	}
 	const metageneration = 1 // no request that would raise it is served
 	for _, p := range preconditions {

@@ -31,7 +31,7 @@ func (w When) String() string {
 }
 
 // Fault is a failure to inject. It counts the calls that its Op and NamePrefix
-// select, from 1, and strikes at the Nth and the Count-1 following ones.
+// select, from 1, and strikes Count times: at the Nth and every Every-th after it.
 type Fault struct {
 	// Op selects the calls; empty selects all.
 	Op objstore.Op
@@ -39,8 +39,9 @@ type Fault struct {
 	NamePrefix string
 	// Nth is the first call struck; 0 means 1.
 	Nth int
-	// Count is how many calls are struck; 0 means 1, negative means all from
-	// the Nth on.
+	// Every is the distance between struck calls; 0 means 1, each call.
+	Every int
+	// Count is how many calls are struck; 0 means 1, negative means no end.
 	Count int
 	// When is the side of the effect. It means nothing if NoError is set.
 	When When
@@ -115,7 +116,8 @@ func (i *Injector) strike(op objstore.Op, name string) (Fault, bool) {
 		}
 		f.seen++
 		n := f.seen - max(f.Nth, 1) // calls since the first struck one
-		if n < 0 || f.Count >= 0 && n >= max(f.Count, 1) {
+		every := max(f.Every, 1)
+		if n < 0 || n%every != 0 || f.Count >= 0 && n/every >= max(f.Count, 1) {
 			continue
 		}
 		if !found {

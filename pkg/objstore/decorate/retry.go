@@ -47,6 +47,10 @@ const DefaultMaxAttempts = 5
 // damaged (ErrCorrupt) is tried again; if the store kept the damaged object,
 // Retry first deletes exactly that generation.
 //
+// Delete. A repeated delete that finds nothing has succeeded, as any delete. One
+// that meets another generation returns ErrPrecondition: the generation it names
+// is not there, whichever attempt or caller removed it.
+//
 // ReadRange continues behind the bytes that earlier attempts delivered, and a
 // stream of OpenRange is reopened there.
 //
@@ -101,8 +105,10 @@ func finish(ctx context.Context, op objstore.Op, name string, ambiguous bool, er
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, objstore.ErrExists) {
-		ambiguous = false // another object has the name, whatever the attempts did
+	if errors.Is(err, objstore.ErrExists) || errors.Is(err, objstore.ErrPrecondition) {
+		// Whatever the attempts did: another object has the name, or the
+		// generation to delete is not there.
+		ambiguous = false
 	}
 	last := (*objstore.Error)(nil)
 	errors.As(err, &last)
@@ -113,8 +119,8 @@ func finish(ctx context.Context, op objstore.Op, name string, ambiguous bool, er
 	if last != nil {
 		out.Kind = last.Kind
 	}
-	if ctx.Err() != nil && out.Kind == objstore.ErrUnavailable { //nolint:errorlint // Kind is a bare sentinel
-		// The wait for the next attempt ended with the caller's context.
+	if ctx.Err() != nil && (last == nil || out.Kind == objstore.ErrUnavailable) { //nolint:errorlint // Kind is a bare sentinel
+		// The loop ended with the caller's context.
 		out.Kind = nil
 		out.Err = &callerEnded{ctx: ctx.Err(), cause: context.Cause(ctx), last: err}
 	}
@@ -144,18 +150,23 @@ func (r *retrying) delay(n int) time.Duration {
 func (r *retrying) Create(ctx context.Context, name string, body objstore.Body) (objstore.Attrs, error) {
 	var stored objstore.Attrs
 	unsettled := false // an earlier attempt may have stored the object
+	var exists error   // an attempt's ErrExists that may be its success
+	readBack := func(ctx context.Context) (err error) {
+		stored, err = r.readBack(ctx, name, body, exists)
+		return err
+	}
 	err := r.do(ctx, objstore.OpCreate, name, func(ctx context.Context) error {
+		if exists != nil {
+			return readBack(ctx) // failed before; there is nothing to send
+		}
 		a, err := r.s.Create(ctx, name, body)
 		switch {
 		case err == nil:
 			stored = a
 			return nil
 		case errors.Is(err, objstore.ErrExists) && unsettled:
-			a, err = r.readBack(ctx, name, body, err)
-			if err == nil {
-				stored = a
-			}
-			return err
+			exists = err
+			return readBack(ctx)
 		case errors.Is(err, objstore.ErrCorrupt):
 			if a.Generation != 0 {
 				if derr := r.s.Delete(ctx, name, a.Generation); derr != nil {
@@ -333,8 +344,8 @@ func (s *resuming) resume(cause error) {
 	err := s.r.do(s.ctx, objstore.OpRead, s.name, s.open)
 	switch {
 	case err == nil:
-	case errors.Is(err, objstore.ErrRange) && s.length == objstore.ToEnd && s.pos > s.begin:
-		s.err = io.EOF // the object has no byte at pos
+	case errors.Is(err, objstore.ErrRange) && s.pos > s.begin:
+		s.err = io.EOF // the object ends at pos
 	default:
 		s.err = err
 	}

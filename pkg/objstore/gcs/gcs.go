@@ -129,9 +129,10 @@ func (s *Store) Create(ctx context.Context, name string, body objstore.Body) (ob
 	_, err = io.Copy(sum, r)
 	switch {
 	case sum.err != nil: // the upload failed, possibly before it took all
+		err := createError(ctx, attempt, name, sum.err) // before cancel hides the cause
 		cancel()
 		_ = w.Close() // waits for the request's end; its error is sum.err's
-		return objstore.Attrs{}, createError(ctx, attempt, name, sum.err)
+		return objstore.Attrs{}, err
 	case err == nil && sum.n != body.Size():
 		err = fmt.Errorf("body has %d bytes, not the declared %d", sum.n, body.Size())
 	case err == nil && sum.crc != body.CRC32C():
