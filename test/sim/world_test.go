@@ -143,11 +143,11 @@ type world struct {
 	bad     []string
 
 	// rules that are taken away to show that they are needed
-	ackAtPut      bool // OBJECT acked when the object is uploaded
-	byLength      bool // the leader compares lengths, not lineage and hash
-	adoptBlindly  bool // a higher object end is believed
-	keepEpochOver bool // a restarted broker goes on in its epoch
-	losePages     bool // a restart may lose un-synced bytes
+	ackAtPut bool // OBJECT acked when the object is uploaded
+	byLength bool // the leader compares lengths, not lineage and hash
+
+	losePages bool // a restart may lose un-synced bytes
+	exact     bool // some elections demand an exact start
 }
 
 func newWorld(seed int64) *world {
@@ -295,10 +295,20 @@ func (w *world) start(h *host) {
 	h.up = true
 	h.watch = nil
 	w.apply(ev)
-	h.m = partition.New(h.id, h.epoch, h.disk.facts())
+	h.m = partition.New(h.id, h.epoch, w.facts(h))
 	if w.id != (state.PartitionID{}) {
 		w.resync(h)
 	}
+}
+
+// facts is what a broker's machine is told of its log. A leader that compares lengths takes the metadata's lineage for
+// its own.
+func (w *world) facts(h *host) partition.LogFacts {
+	f := h.disk.facts()
+	if w.byLength && w.id != (state.PartitionID{}) {
+		f.Lineage = w.view().Lineage
+	}
+	return f
 }
 
 // resync is a reset of the broker's watch.
@@ -325,12 +335,7 @@ func (w *world) effects(h *host, fx []partition.Effect) {
 		case partition.Reconcile:
 			w.reconcile(h, e)
 		case partition.CheckHash:
-			hash := h.disk.hash(e.At)
-			if w.adoptBlindly {
-				v := w.view()
-				hash = v.ObjectHash
-			}
-			w.step(h, partition.Hashed{Attempt: e.Attempt, Hash: hash, TailBytes: recordBytes * (h.disk.end() - e.At)})
+			w.step(h, partition.Hashed{Attempt: e.Attempt, Hash: h.disk.hash(e.At), TailBytes: recordBytes * (h.disk.end() - e.At)})
 		case partition.Open:
 			w.opens = append(w.opens, openCall{broker: h.id, epoch: h.epoch, fence: e.Fence, request: &metadatav1.OpenEpochRequest{
 				Partition: w.pid(), Fence: fenceTo(e.Fence), StartOffset: e.Start, Lineage: lineageTo(e.Lineage),
@@ -362,7 +367,7 @@ func (w *world) reconcile(h *host, e partition.Reconcile) {
 	if e.ObjectEnd >= h.disk.start && e.ObjectEnd <= h.disk.end() && !w.byLength {
 		hash = h.disk.hash(e.ObjectEnd)
 	}
-	w.step(h, partition.Reconciled{Attempt: e.Attempt, Log: h.disk.facts(), Hash: hash, TailBytes: recordBytes * (h.disk.end() - e.ObjectEnd)})
+	w.step(h, partition.Reconciled{Attempt: e.Attempt, Log: w.facts(h), Hash: hash, TailBytes: recordBytes * (h.disk.end() - e.ObjectEnd)})
 }
 
 func (w *world) pid() *logv1.TopicIdPartition {
@@ -383,9 +388,15 @@ func (w *world) ackObject(h *host, end int64) {
 
 func (w *world) elect(id int32) {
 	ev, err := w.st.DecideElections(state.Election{Partition: w.id, LeaderID: id, Reason: state.ReasonOperator})
-	if err == nil {
-		w.apply(ev)
+	if err != nil {
+		return
 	}
+	if w.exact && w.r.Intn(4) == 0 {
+		for _, e := range ev {
+			e.GetPartitionFenced().StartRule = metadatav1.StartRule_START_RULE_EXACT
+		}
+	}
+	w.apply(ev)
 }
 
 // produce appends one record at a broker that believes it leads.
