@@ -1,0 +1,33 @@
+// Package planner decides what a remote-log manager uploads, commits and
+// answers. It is a pure machine: events and time go in, effects come out.
+//
+// # The rules
+//
+// At most [Config.InFlight] objects are in upload. With none in flight the next
+// upload starts at once; behind one it waits for [Config.Linger], for a full
+// object, or for the end of the other. A PUT that takes longer than nearly all
+// before it is hedged by a second attempt under a new name; a failed one is
+// repeated under a new name. Objects are committed strictly in the order of
+// their sequence, n+1 after n's verdict, so that ranges of one partition that
+// lie in different objects never overtake one another (design review F20).
+//
+// An object takes the head range of every partition before the second one of
+// any, in the order in which the partitions last had their turn, so nobody
+// waits behind another's backlog (F22). It takes a partition from one stream only.
+//
+// A refused range takes with it everything queued, and everything that still
+// comes, of its partition and run; each gets the same verdict. A higher run
+// begins anew and drops what is queued of the lower ones. Every range offered is
+// answered exactly once, in the order of its partition, unless its stream is
+// closed first.
+//
+// When the epoch is closed, everything is answered NOT_JUDGED, but for an
+// object whose commit was sent and has no verdict: that command is still
+// repeated, because it may have been accepted before the epoch was closed, and
+// the verdict is the metadata service's to give (F9).
+//
+// # Concurrency
+//
+// A Planner is not safe for concurrent use. Time is a monotonic duration since
+// any fixed moment; it must not go back.
+package planner
