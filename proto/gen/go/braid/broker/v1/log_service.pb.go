@@ -2151,6 +2151,408 @@ func (x *ExplainPartitionResponse) GetFindings() []*Finding {
 	return nil
 }
 
+// DescribeTopicRequest names a topic.
+type DescribeTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic by name.
+	Topic         string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeTopicRequest) Reset() {
+	*x = DescribeTopicRequest{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeTopicRequest) ProtoMessage() {}
+
+func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
+func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DescribeTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+// PartitionLeader says who leads a partition.
+type PartitionLeader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Partition index, 0-based.
+	Partition int32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The elected broker; 0 when there is none.
+	LeaderId int32 `protobuf:"varint,2,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	// Its address, host:port; empty when there is no leader or its address is not known.
+	LeaderAddress string `protobuf:"bytes,3,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"`
+	// The partition's leader epoch.
+	LeaderEpoch int32 `protobuf:"varint,4,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	// Whether the leader has opened its epoch: before that it refuses appends as RECOVERING.
+	Opened        bool `protobuf:"varint,5,opt,name=opened,proto3" json:"opened,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartitionLeader) Reset() {
+	*x = PartitionLeader{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartitionLeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartitionLeader) ProtoMessage() {}
+
+func (x *PartitionLeader) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartitionLeader.ProtoReflect.Descriptor instead.
+func (*PartitionLeader) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PartitionLeader) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PartitionLeader) GetLeaderId() int32 {
+	if x != nil {
+		return x.LeaderId
+	}
+	return 0
+}
+
+func (x *PartitionLeader) GetLeaderAddress() string {
+	if x != nil {
+		return x.LeaderAddress
+	}
+	return ""
+}
+
+func (x *PartitionLeader) GetLeaderEpoch() int32 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *PartitionLeader) GetOpened() bool {
+	if x != nil {
+		return x.Opened
+	}
+	return false
+}
+
+// DescribeTopicResponse describes a topic to clients.
+type DescribeTopicResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic's id, a UUID.
+	TopicId string `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	// The topic's name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The partitions in order of index.
+	Partitions []*PartitionLeader `protobuf:"bytes,3,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// The level that an append waits for when it names none; appends that ask for less are refused.
+	MinAckLevel v1.Level `protobuf:"varint,4,opt,name=min_ack_level,json=minAckLevel,proto3,enum=braid.log.v1.Level" json:"min_ack_level,omitempty"`
+	// Largest record batch taken, in bytes.
+	MaxBatchBytes int64 `protobuf:"varint,5,opt,name=max_batch_bytes,json=maxBatchBytes,proto3" json:"max_batch_bytes,omitempty"`
+	// Metadata offset (exclusive) at which this was true.
+	MetadataOffset int64 `protobuf:"varint,6,opt,name=metadata_offset,json=metadataOffset,proto3" json:"metadata_offset,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DescribeTopicResponse) Reset() {
+	*x = DescribeTopicResponse{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeTopicResponse) ProtoMessage() {}
+
+func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
+func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DescribeTopicResponse) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *DescribeTopicResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DescribeTopicResponse) GetPartitions() []*PartitionLeader {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *DescribeTopicResponse) GetMinAckLevel() v1.Level {
+	if x != nil {
+		return x.MinAckLevel
+	}
+	return v1.Level(0)
+}
+
+func (x *DescribeTopicResponse) GetMaxBatchBytes() int64 {
+	if x != nil {
+		return x.MaxBatchBytes
+	}
+	return 0
+}
+
+func (x *DescribeTopicResponse) GetMetadataOffset() int64 {
+	if x != nil {
+		return x.MetadataOffset
+	}
+	return 0
+}
+
+// DescribeClusterRequest has no fields.
+type DescribeClusterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeClusterRequest) Reset() {
+	*x = DescribeClusterRequest{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClusterRequest) ProtoMessage() {}
+
+func (x *DescribeClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClusterRequest.ProtoReflect.Descriptor instead.
+func (*DescribeClusterRequest) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{26}
+}
+
+// BrokerAddress says where a broker is.
+type BrokerAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id, from 1.
+	BrokerId int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// Address, host:port.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// Zone, empty when unknown.
+	Zone string `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Whether its session is live.
+	Online        bool `protobuf:"varint,4,opt,name=online,proto3" json:"online,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerAddress) Reset() {
+	*x = BrokerAddress{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerAddress) ProtoMessage() {}
+
+func (x *BrokerAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerAddress.ProtoReflect.Descriptor instead.
+func (*BrokerAddress) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *BrokerAddress) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+func (x *BrokerAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *BrokerAddress) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *BrokerAddress) GetOnline() bool {
+	if x != nil {
+		return x.Online
+	}
+	return false
+}
+
+// DescribeClusterResponse describes the cluster to clients.
+type DescribeClusterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cluster's id, a UUID.
+	ClusterId string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The brokers in order of id.
+	Brokers []*BrokerAddress `protobuf:"bytes,2,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	// Address of the metadata replica that is the controller, host:port; empty when not known.
+	ControllerAddress string `protobuf:"bytes,3,opt,name=controller_address,json=controllerAddress,proto3" json:"controller_address,omitempty"`
+	// Metadata offset (exclusive) at which this was true.
+	MetadataOffset int64 `protobuf:"varint,4,opt,name=metadata_offset,json=metadataOffset,proto3" json:"metadata_offset,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DescribeClusterResponse) Reset() {
+	*x = DescribeClusterResponse{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeClusterResponse) ProtoMessage() {}
+
+func (x *DescribeClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeClusterResponse.ProtoReflect.Descriptor instead.
+func (*DescribeClusterResponse) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DescribeClusterResponse) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *DescribeClusterResponse) GetBrokers() []*BrokerAddress {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+func (x *DescribeClusterResponse) GetControllerAddress() string {
+	if x != nil {
+		return x.ControllerAddress
+	}
+	return ""
+}
+
+func (x *DescribeClusterResponse) GetMetadataOffset() int64 {
+	if x != nil {
+		return x.MetadataOffset
+	}
+	return 0
+}
+
 var File_braid_broker_v1_log_service_proto protoreflect.FileDescriptor
 
 const file_braid_broker_v1_log_service_proto_rawDesc = "" +
@@ -2313,7 +2715,36 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x10unuploaded_bytes\x18\f \x01(\x03R\x0funuploadedBytes\x12\x15\n" +
 	"\x06rlm_id\x18\r \x01(\x05R\x05rlmId\x12%\n" +
 	"\x0eproducer_count\x18\x0e \x01(\x05R\rproducerCount\x124\n" +
-	"\bfindings\x18\x0f \x03(\v2\x18.braid.broker.v1.FindingR\bfindings*j\n" +
+	"\bfindings\x18\x0f \x03(\v2\x18.braid.broker.v1.FindingR\bfindings\",\n" +
+	"\x14DescribeTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xae\x01\n" +
+	"\x0fPartitionLeader\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\x05R\tpartition\x12\x1b\n" +
+	"\tleader_id\x18\x02 \x01(\x05R\bleaderId\x12%\n" +
+	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\x12!\n" +
+	"\fleader_epoch\x18\x04 \x01(\x05R\vleaderEpoch\x12\x16\n" +
+	"\x06opened\x18\x05 \x01(\bR\x06opened\"\x92\x02\n" +
+	"\x15DescribeTopicResponse\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12@\n" +
+	"\n" +
+	"partitions\x18\x03 \x03(\v2 .braid.broker.v1.PartitionLeaderR\n" +
+	"partitions\x127\n" +
+	"\rmin_ack_level\x18\x04 \x01(\x0e2\x13.braid.log.v1.LevelR\vminAckLevel\x12&\n" +
+	"\x0fmax_batch_bytes\x18\x05 \x01(\x03R\rmaxBatchBytes\x12'\n" +
+	"\x0fmetadata_offset\x18\x06 \x01(\x03R\x0emetadataOffset\"\x18\n" +
+	"\x16DescribeClusterRequest\"r\n" +
+	"\rBrokerAddress\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x16\n" +
+	"\x06online\x18\x04 \x01(\bR\x06online\"\xca\x01\n" +
+	"\x17DescribeClusterResponse\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x128\n" +
+	"\abrokers\x18\x02 \x03(\v2\x1e.braid.broker.v1.BrokerAddressR\abrokers\x12-\n" +
+	"\x12controller_address\x18\x03 \x01(\tR\x11controllerAddress\x12'\n" +
+	"\x0fmetadata_offset\x18\x04 \x01(\x03R\x0emetadataOffset*j\n" +
 	"\x0eReadPreference\x12\x1f\n" +
 	"\x1bREAD_PREFERENCE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16READ_PREFERENCE_LEADER\x10\x01\x12\x1b\n" +
@@ -2337,7 +2768,7 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x14REPLICA_STATE_ACTIVE\x10\x03\x12\x1b\n" +
 	"\x17REPLICA_STATE_RESIGNING\x10\x04\x12\x16\n" +
 	"\x12REPLICA_STATE_IDLE\x10\x05\x12\x19\n" +
-	"\x15REPLICA_STATE_OFFLINE\x10\x062\x8a\x05\n" +
+	"\x15REPLICA_STATE_OFFLINE\x10\x062\xda\x06\n" +
 	"\n" +
 	"LogService\x12I\n" +
 	"\x06Append\x12\x1e.braid.broker.v1.AppendRequest\x1a\x1f.braid.broker.v1.AppendResponse\x12P\n" +
@@ -2346,7 +2777,9 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x04Read\x12\x1c.braid.broker.v1.ReadRequest\x1a\x1d.braid.broker.v1.ReadResponse\"\x03\x90\x02\x010\x01\x12]\n" +
 	"\vListOffsets\x12#.braid.broker.v1.ListOffsetsRequest\x1a$.braid.broker.v1.ListOffsetsResponse\"\x03\x90\x02\x01\x12i\n" +
 	"\x0fAwaitDurability\x12'.braid.broker.v1.AwaitDurabilityRequest\x1a(.braid.broker.v1.AwaitDurabilityResponse\"\x03\x90\x02\x01\x12l\n" +
-	"\x10ExplainPartition\x12(.braid.broker.v1.ExplainPartitionRequest\x1a).braid.broker.v1.ExplainPartitionResponse\"\x03\x90\x02\x01B\xc5\x01\n" +
+	"\x10ExplainPartition\x12(.braid.broker.v1.ExplainPartitionRequest\x1a).braid.broker.v1.ExplainPartitionResponse\"\x03\x90\x02\x01\x12c\n" +
+	"\rDescribeTopic\x12%.braid.broker.v1.DescribeTopicRequest\x1a&.braid.broker.v1.DescribeTopicResponse\"\x03\x90\x02\x01\x12i\n" +
+	"\x0fDescribeCluster\x12'.braid.broker.v1.DescribeClusterRequest\x1a(.braid.broker.v1.DescribeClusterResponse\"\x03\x90\x02\x01B\xc5\x01\n" +
 	"\x13com.braid.broker.v1B\x0fLogServiceProtoP\x01Z?github.com/braidlog/braid/proto/gen/go/braid/broker/v1;brokerv1\xa2\x02\x03BBX\xaa\x02\x0fBraid.Broker.V1\xca\x02\x0fBraid\\Broker\\V1\xe2\x02\x1bBraid\\Broker\\V1\\GPBMetadata\xea\x02\x11Braid::Broker::V1b\x06proto3"
 
 var (
@@ -2362,7 +2795,7 @@ func file_braid_broker_v1_log_service_proto_rawDescGZIP() []byte {
 }
 
 var file_braid_broker_v1_log_service_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_braid_broker_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_braid_broker_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_braid_broker_v1_log_service_proto_goTypes = []any{
 	(ReadPreference)(0),              // 0: braid.broker.v1.ReadPreference
 	(ReadFormat)(0),                  // 1: braid.broker.v1.ReadFormat
@@ -2391,65 +2824,78 @@ var file_braid_broker_v1_log_service_proto_goTypes = []any{
 	(*ExplainPartitionRequest)(nil),  // 24: braid.broker.v1.ExplainPartitionRequest
 	(*Finding)(nil),                  // 25: braid.broker.v1.Finding
 	(*ExplainPartitionResponse)(nil), // 26: braid.broker.v1.ExplainPartitionResponse
-	nil,                              // 27: braid.broker.v1.Finding.EvidenceEntry
-	(v1.Level)(0),                    // 28: braid.log.v1.Level
-	(*v1.Leadership)(nil),            // 29: braid.log.v1.Leadership
-	(*timestamppb.Timestamp)(nil),    // 30: google.protobuf.Timestamp
-	(*v1.LineageEntry)(nil),          // 31: braid.log.v1.LineageEntry
-	(*v1.Fence)(nil),                 // 32: braid.log.v1.Fence
+	(*DescribeTopicRequest)(nil),     // 27: braid.broker.v1.DescribeTopicRequest
+	(*PartitionLeader)(nil),          // 28: braid.broker.v1.PartitionLeader
+	(*DescribeTopicResponse)(nil),    // 29: braid.broker.v1.DescribeTopicResponse
+	(*DescribeClusterRequest)(nil),   // 30: braid.broker.v1.DescribeClusterRequest
+	(*BrokerAddress)(nil),            // 31: braid.broker.v1.BrokerAddress
+	(*DescribeClusterResponse)(nil),  // 32: braid.broker.v1.DescribeClusterResponse
+	nil,                              // 33: braid.broker.v1.Finding.EvidenceEntry
+	(v1.Level)(0),                    // 34: braid.log.v1.Level
+	(*v1.Leadership)(nil),            // 35: braid.log.v1.Leadership
+	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
+	(*v1.LineageEntry)(nil),          // 37: braid.log.v1.LineageEntry
+	(*v1.Fence)(nil),                 // 38: braid.log.v1.Fence
 }
 var file_braid_broker_v1_log_service_proto_depIdxs = []int32{
 	5,  // 0: braid.broker.v1.Record.headers:type_name -> braid.broker.v1.Header
 	4,  // 1: braid.broker.v1.AppendRequest.records:type_name -> braid.broker.v1.Record
-	28, // 2: braid.broker.v1.AppendRequest.level:type_name -> braid.log.v1.Level
+	34, // 2: braid.broker.v1.AppendRequest.level:type_name -> braid.log.v1.Level
 	6,  // 3: braid.broker.v1.AppendRequest.producer:type_name -> braid.broker.v1.Producer
-	29, // 4: braid.broker.v1.AppendResponse.leadership:type_name -> braid.log.v1.Leadership
-	28, // 5: braid.broker.v1.AppendResponse.levels:type_name -> braid.log.v1.Level
-	30, // 6: braid.broker.v1.AppendResponse.append_time:type_name -> google.protobuf.Timestamp
-	28, // 7: braid.broker.v1.ProduceRequest.level:type_name -> braid.log.v1.Level
+	35, // 4: braid.broker.v1.AppendResponse.leadership:type_name -> braid.log.v1.Leadership
+	34, // 5: braid.broker.v1.AppendResponse.levels:type_name -> braid.log.v1.Level
+	36, // 6: braid.broker.v1.AppendResponse.append_time:type_name -> google.protobuf.Timestamp
+	34, // 7: braid.broker.v1.ProduceRequest.level:type_name -> braid.log.v1.Level
 	8,  // 8: braid.broker.v1.ProduceResponse.result:type_name -> braid.broker.v1.AppendResponse
-	30, // 9: braid.broker.v1.ReadRequest.time:type_name -> google.protobuf.Timestamp
-	29, // 10: braid.broker.v1.ReadRequest.last_leadership:type_name -> braid.log.v1.Leadership
+	36, // 9: braid.broker.v1.ReadRequest.time:type_name -> google.protobuf.Timestamp
+	35, // 10: braid.broker.v1.ReadRequest.last_leadership:type_name -> braid.log.v1.Leadership
 	0,  // 11: braid.broker.v1.ReadRequest.read_preference:type_name -> braid.broker.v1.ReadPreference
 	1,  // 12: braid.broker.v1.ReadRequest.format:type_name -> braid.broker.v1.ReadFormat
 	15, // 13: braid.broker.v1.ReadResponse.start:type_name -> braid.broker.v1.ReadStart
 	17, // 14: braid.broker.v1.ReadResponse.records:type_name -> braid.broker.v1.ReadRecords
 	18, // 15: braid.broker.v1.ReadResponse.batches:type_name -> braid.broker.v1.ReadBatches
 	19, // 16: braid.broker.v1.ReadResponse.progress:type_name -> braid.broker.v1.ReadProgress
-	29, // 17: braid.broker.v1.ReadRecord.leadership:type_name -> braid.log.v1.Leadership
+	35, // 17: braid.broker.v1.ReadRecord.leadership:type_name -> braid.log.v1.Leadership
 	4,  // 18: braid.broker.v1.ReadRecord.record:type_name -> braid.broker.v1.Record
 	16, // 19: braid.broker.v1.ReadRecords.records:type_name -> braid.broker.v1.ReadRecord
-	31, // 20: braid.broker.v1.ReadBatches.lineage:type_name -> braid.log.v1.LineageEntry
+	37, // 20: braid.broker.v1.ReadBatches.lineage:type_name -> braid.log.v1.LineageEntry
 	2,  // 21: braid.broker.v1.ListOffsetsRequest.at:type_name -> braid.broker.v1.OffsetSpec
-	30, // 22: braid.broker.v1.ListOffsetsRequest.time:type_name -> google.protobuf.Timestamp
-	29, // 23: braid.broker.v1.ListOffsetsResponse.leadership:type_name -> braid.log.v1.Leadership
-	29, // 24: braid.broker.v1.AwaitDurabilityRequest.leadership:type_name -> braid.log.v1.Leadership
-	28, // 25: braid.broker.v1.AwaitDurabilityRequest.level:type_name -> braid.log.v1.Level
-	28, // 26: braid.broker.v1.AwaitDurabilityResponse.levels:type_name -> braid.log.v1.Level
-	27, // 27: braid.broker.v1.Finding.evidence:type_name -> braid.broker.v1.Finding.EvidenceEntry
+	36, // 22: braid.broker.v1.ListOffsetsRequest.time:type_name -> google.protobuf.Timestamp
+	35, // 23: braid.broker.v1.ListOffsetsResponse.leadership:type_name -> braid.log.v1.Leadership
+	35, // 24: braid.broker.v1.AwaitDurabilityRequest.leadership:type_name -> braid.log.v1.Leadership
+	34, // 25: braid.broker.v1.AwaitDurabilityRequest.level:type_name -> braid.log.v1.Level
+	34, // 26: braid.broker.v1.AwaitDurabilityResponse.levels:type_name -> braid.log.v1.Level
+	33, // 27: braid.broker.v1.Finding.evidence:type_name -> braid.broker.v1.Finding.EvidenceEntry
 	3,  // 28: braid.broker.v1.ExplainPartitionResponse.state:type_name -> braid.broker.v1.ReplicaState
-	32, // 29: braid.broker.v1.ExplainPartitionResponse.fence:type_name -> braid.log.v1.Fence
-	31, // 30: braid.broker.v1.ExplainPartitionResponse.lineage:type_name -> braid.log.v1.LineageEntry
+	38, // 29: braid.broker.v1.ExplainPartitionResponse.fence:type_name -> braid.log.v1.Fence
+	37, // 30: braid.broker.v1.ExplainPartitionResponse.lineage:type_name -> braid.log.v1.LineageEntry
 	25, // 31: braid.broker.v1.ExplainPartitionResponse.findings:type_name -> braid.broker.v1.Finding
-	7,  // 32: braid.broker.v1.LogService.Append:input_type -> braid.broker.v1.AppendRequest
-	9,  // 33: braid.broker.v1.LogService.Produce:input_type -> braid.broker.v1.ProduceRequest
-	11, // 34: braid.broker.v1.LogService.InitProducer:input_type -> braid.broker.v1.InitProducerRequest
-	13, // 35: braid.broker.v1.LogService.Read:input_type -> braid.broker.v1.ReadRequest
-	20, // 36: braid.broker.v1.LogService.ListOffsets:input_type -> braid.broker.v1.ListOffsetsRequest
-	22, // 37: braid.broker.v1.LogService.AwaitDurability:input_type -> braid.broker.v1.AwaitDurabilityRequest
-	24, // 38: braid.broker.v1.LogService.ExplainPartition:input_type -> braid.broker.v1.ExplainPartitionRequest
-	8,  // 39: braid.broker.v1.LogService.Append:output_type -> braid.broker.v1.AppendResponse
-	10, // 40: braid.broker.v1.LogService.Produce:output_type -> braid.broker.v1.ProduceResponse
-	12, // 41: braid.broker.v1.LogService.InitProducer:output_type -> braid.broker.v1.InitProducerResponse
-	14, // 42: braid.broker.v1.LogService.Read:output_type -> braid.broker.v1.ReadResponse
-	21, // 43: braid.broker.v1.LogService.ListOffsets:output_type -> braid.broker.v1.ListOffsetsResponse
-	23, // 44: braid.broker.v1.LogService.AwaitDurability:output_type -> braid.broker.v1.AwaitDurabilityResponse
-	26, // 45: braid.broker.v1.LogService.ExplainPartition:output_type -> braid.broker.v1.ExplainPartitionResponse
-	39, // [39:46] is the sub-list for method output_type
-	32, // [32:39] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	28, // 32: braid.broker.v1.DescribeTopicResponse.partitions:type_name -> braid.broker.v1.PartitionLeader
+	34, // 33: braid.broker.v1.DescribeTopicResponse.min_ack_level:type_name -> braid.log.v1.Level
+	31, // 34: braid.broker.v1.DescribeClusterResponse.brokers:type_name -> braid.broker.v1.BrokerAddress
+	7,  // 35: braid.broker.v1.LogService.Append:input_type -> braid.broker.v1.AppendRequest
+	9,  // 36: braid.broker.v1.LogService.Produce:input_type -> braid.broker.v1.ProduceRequest
+	11, // 37: braid.broker.v1.LogService.InitProducer:input_type -> braid.broker.v1.InitProducerRequest
+	13, // 38: braid.broker.v1.LogService.Read:input_type -> braid.broker.v1.ReadRequest
+	20, // 39: braid.broker.v1.LogService.ListOffsets:input_type -> braid.broker.v1.ListOffsetsRequest
+	22, // 40: braid.broker.v1.LogService.AwaitDurability:input_type -> braid.broker.v1.AwaitDurabilityRequest
+	24, // 41: braid.broker.v1.LogService.ExplainPartition:input_type -> braid.broker.v1.ExplainPartitionRequest
+	27, // 42: braid.broker.v1.LogService.DescribeTopic:input_type -> braid.broker.v1.DescribeTopicRequest
+	30, // 43: braid.broker.v1.LogService.DescribeCluster:input_type -> braid.broker.v1.DescribeClusterRequest
+	8,  // 44: braid.broker.v1.LogService.Append:output_type -> braid.broker.v1.AppendResponse
+	10, // 45: braid.broker.v1.LogService.Produce:output_type -> braid.broker.v1.ProduceResponse
+	12, // 46: braid.broker.v1.LogService.InitProducer:output_type -> braid.broker.v1.InitProducerResponse
+	14, // 47: braid.broker.v1.LogService.Read:output_type -> braid.broker.v1.ReadResponse
+	21, // 48: braid.broker.v1.LogService.ListOffsets:output_type -> braid.broker.v1.ListOffsetsResponse
+	23, // 49: braid.broker.v1.LogService.AwaitDurability:output_type -> braid.broker.v1.AwaitDurabilityResponse
+	26, // 50: braid.broker.v1.LogService.ExplainPartition:output_type -> braid.broker.v1.ExplainPartitionResponse
+	29, // 51: braid.broker.v1.LogService.DescribeTopic:output_type -> braid.broker.v1.DescribeTopicResponse
+	32, // 52: braid.broker.v1.LogService.DescribeCluster:output_type -> braid.broker.v1.DescribeClusterResponse
+	44, // [44:53] is the sub-list for method output_type
+	35, // [35:44] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_braid_broker_v1_log_service_proto_init() }
@@ -2480,7 +2926,7 @@ func file_braid_broker_v1_log_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_broker_v1_log_service_proto_rawDesc), len(file_braid_broker_v1_log_service_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   24,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,8 @@ const (
 	LogService_ListOffsets_FullMethodName      = "/braid.broker.v1.LogService/ListOffsets"
 	LogService_AwaitDurability_FullMethodName  = "/braid.broker.v1.LogService/AwaitDurability"
 	LogService_ExplainPartition_FullMethodName = "/braid.broker.v1.LogService/ExplainPartition"
+	LogService_DescribeTopic_FullMethodName    = "/braid.broker.v1.LogService/DescribeTopic"
+	LogService_DescribeCluster_FullMethodName  = "/braid.broker.v1.LogService/DescribeCluster"
 )
 
 // LogServiceClient is the client API for LogService service.
@@ -55,6 +57,14 @@ type LogServiceClient interface {
 	AwaitDurability(ctx context.Context, in *AwaitDurabilityRequest, opts ...grpc.CallOption) (*AwaitDurabilityResponse, error)
 	// ExplainPartition says what state a partition is in on its leader and why it does not move, with evidence.
 	ExplainPartition(ctx context.Context, in *ExplainPartitionRequest, opts ...grpc.CallOption) (*ExplainPartitionResponse, error)
+	// DescribeTopic says what a client has to know to use a topic: its partitions, who leads each and where, and the
+	// limits of an append. Answered from what this broker knows, never forwarded; it may be a moment old, so a client
+	// that was sent to the wrong leader asks again after a pause. UNKNOWN_TOPIC_OR_PARTITION may mean that a topic just
+	// created has not reached this broker.
+	DescribeTopic(ctx context.Context, in *DescribeTopicRequest, opts ...grpc.CallOption) (*DescribeTopicResponse, error)
+	// DescribeCluster says which brokers there are and where the metadata service is, so that a client that knows one
+	// address finds the rest. Answered from what this broker knows, never forwarded.
+	DescribeCluster(ctx context.Context, in *DescribeClusterRequest, opts ...grpc.CallOption) (*DescribeClusterResponse, error)
 }
 
 type logServiceClient struct {
@@ -147,6 +157,26 @@ func (c *logServiceClient) ExplainPartition(ctx context.Context, in *ExplainPart
 	return out, nil
 }
 
+func (c *logServiceClient) DescribeTopic(ctx context.Context, in *DescribeTopicRequest, opts ...grpc.CallOption) (*DescribeTopicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeTopicResponse)
+	err := c.cc.Invoke(ctx, LogService_DescribeTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *logServiceClient) DescribeCluster(ctx context.Context, in *DescribeClusterRequest, opts ...grpc.CallOption) (*DescribeClusterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeClusterResponse)
+	err := c.cc.Invoke(ctx, LogService_DescribeCluster_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LogServiceServer is the server API for LogService service.
 // All implementations must embed UnimplementedLogServiceServer
 // for forward compatibility.
@@ -174,6 +204,14 @@ type LogServiceServer interface {
 	AwaitDurability(context.Context, *AwaitDurabilityRequest) (*AwaitDurabilityResponse, error)
 	// ExplainPartition says what state a partition is in on its leader and why it does not move, with evidence.
 	ExplainPartition(context.Context, *ExplainPartitionRequest) (*ExplainPartitionResponse, error)
+	// DescribeTopic says what a client has to know to use a topic: its partitions, who leads each and where, and the
+	// limits of an append. Answered from what this broker knows, never forwarded; it may be a moment old, so a client
+	// that was sent to the wrong leader asks again after a pause. UNKNOWN_TOPIC_OR_PARTITION may mean that a topic just
+	// created has not reached this broker.
+	DescribeTopic(context.Context, *DescribeTopicRequest) (*DescribeTopicResponse, error)
+	// DescribeCluster says which brokers there are and where the metadata service is, so that a client that knows one
+	// address finds the rest. Answered from what this broker knows, never forwarded.
+	DescribeCluster(context.Context, *DescribeClusterRequest) (*DescribeClusterResponse, error)
 	mustEmbedUnimplementedLogServiceServer()
 }
 
@@ -204,6 +242,12 @@ func (UnimplementedLogServiceServer) AwaitDurability(context.Context, *AwaitDura
 }
 func (UnimplementedLogServiceServer) ExplainPartition(context.Context, *ExplainPartitionRequest) (*ExplainPartitionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainPartition not implemented")
+}
+func (UnimplementedLogServiceServer) DescribeTopic(context.Context, *DescribeTopicRequest) (*DescribeTopicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeTopic not implemented")
+}
+func (UnimplementedLogServiceServer) DescribeCluster(context.Context, *DescribeClusterRequest) (*DescribeClusterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeCluster not implemented")
 }
 func (UnimplementedLogServiceServer) mustEmbedUnimplementedLogServiceServer() {}
 func (UnimplementedLogServiceServer) testEmbeddedByValue()                    {}
@@ -334,6 +378,42 @@ func _LogService_ExplainPartition_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LogService_DescribeTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LogServiceServer).DescribeTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LogService_DescribeTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LogServiceServer).DescribeTopic(ctx, req.(*DescribeTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LogService_DescribeCluster_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeClusterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LogServiceServer).DescribeCluster(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LogService_DescribeCluster_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LogServiceServer).DescribeCluster(ctx, req.(*DescribeClusterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LogService_ServiceDesc is the grpc.ServiceDesc for LogService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -360,6 +440,14 @@ var LogService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExplainPartition",
 			Handler:    _LogService_ExplainPartition_Handler,
+		},
+		{
+			MethodName: "DescribeTopic",
+			Handler:    _LogService_DescribeTopic_Handler,
+		},
+		{
+			MethodName: "DescribeCluster",
+			Handler:    _LogService_DescribeCluster_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
