@@ -122,6 +122,9 @@ func (r *recovery) run(id Identity) error {
 	if err := r.load(files); err != nil {
 		return err
 	}
+	if err := r.dropSnapshots(files.snapshots); err != nil {
+		return err
+	}
 	return r.conclude()
 }
 
@@ -244,6 +247,22 @@ func (r *recovery) tidy() (segmentFiles, error) {
 	}
 	r.report.Removed = append(r.report.Removed, stale...)
 	return files, nil
+}
+
+// dropSnapshots removes producer snapshots above the end: they speak of batches
+// that are gone, and would be taken for those that come in their place.
+func (r *recovery) dropSnapshots(offsets []int64) error {
+	for _, offset := range offsets {
+		if offset <= r.end.offset || r.report.Damage != nil {
+			continue
+		}
+		name := segmentName(offset, snapshotSuffix)
+		if err := removeIfThere(r.fs, r.fs.PathJoin(r.dir, name)); err != nil {
+			return err
+		}
+		r.report.Removed = append(r.report.Removed, name)
+	}
+	return nil
 }
 
 // load opens the segments in order, checking each by its index or by a scan,

@@ -3,6 +3,7 @@ package commitlog_test
 import (
 	"encoding/binary"
 	"errors"
+	"io/fs"
 	"runtime"
 	"slices"
 	"testing"
@@ -533,4 +534,35 @@ func TestAFailedReadIsNotTakenForDamage(t *testing.T) {
 	l, report := openLog(t, mem, commitlog.Options{})
 	require.Nil(t, report.Damage)
 	requireBatches(t, want, readAll(t, l, 0, 100))
+}
+
+// Field report B016.
+func TestSnapshotsAboveTheLogEndAreRemoved(t *testing.T) {
+	mem := newFS(t)
+	l := newLog(t, mem, commitlog.Options{})
+	appendN(t, l, 3, 20)
+	require.NoError(t, l.Sync())
+	require.NoError(t, l.SaveSnapshot(0, []byte("a")))
+	require.NoError(t, l.SaveSnapshot(6, []byte("b")))
+	require.NoError(t, l.SaveSnapshot(9, []byte("c")))
+	appendN(t, l, 2, 20)
+	require.NoError(t, l.SaveSnapshot(15, []byte("d")))
+	offsets, err := l.SnapshotOffsets()
+	require.NoError(t, err)
+	require.Equal(t, []int64{15, 9}, offsets)
+	var out *commitlog.OutOfRangeError
+	require.ErrorAs(t, l.SaveSnapshot(16, nil), &out)
+
+	l, report := openLog(t, mem.CrashClone(vfs.CrashCloneCfg{}), commitlog.Options{})
+	require.EqualValues(t, 9, report.End)
+	require.Equal(t, []string{"00000000000000000015.producers"}, report.Removed)
+	data, err := l.LoadSnapshot(9)
+	require.NoError(t, err)
+	require.Equal(t, "c", string(data))
+	_, err = l.LoadSnapshot(15)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NoError(t, l.TruncateTo(6))
+	offsets, err = l.SnapshotOffsets()
+	require.NoError(t, err)
+	require.NotContains(t, offsets, int64(9))
 }

@@ -10,9 +10,13 @@ import (
 	"github.com/braidlog/braid/pkg/record"
 )
 
-// scanBufferSize is how much a scan reads at once, in bytes. A batch larger
-// than that gets a buffer of its own size.
-const scanBufferSize = 1 << 20
+// scanBufferSize is how much a scan reads at once, in bytes, once it is under
+// way; it begins with firstScanRead, since most scans end soon. A batch larger
+// than the buffer gets one of its own size.
+const (
+	scanBufferSize = 1 << 20
+	firstScanRead  = 32 << 10
+)
 
 var scanBuffers = sync.Pool{New: func() any { b := make([]byte, scanBufferSize); return &b }}
 
@@ -36,6 +40,7 @@ func scanSegment(f io.ReaderAt, path string, size int64, from scanPoint, epochs 
 	buf := *pooled
 	checker := record.NewChecker(from.offset, epochs)
 	at := from
+	step := firstScanRead
 	filled, used := 0, 0 // buf[used:filled] is read and not yet checked
 	for at.position < size {
 		batchSize, err := record.Peek(buf[used:filled])
@@ -43,7 +48,7 @@ func scanSegment(f io.ReaderAt, path string, size int64, from scanPoint, epochs 
 			if left := size - at.position; int64(batchSize) > left {
 				return at, corruptAt(path, at, size, fmt.Errorf("batch of %d bytes with %d left in the file: %w", batchSize, left, err))
 			}
-			if filled-used == int(min(size-at.position, int64(len(buf)))) && batchSize <= len(buf) {
+			if int64(filled-used) == size-at.position {
 				return at, corruptAt(path, at, size, err)
 			}
 			if batchSize > len(buf) {
@@ -53,7 +58,8 @@ func scanSegment(f io.ReaderAt, path string, size int64, from scanPoint, epochs 
 			} else {
 				filled, used = copy(buf, buf[used:filled]), 0
 			}
-			want := int(min(int64(len(buf)-filled), size-at.position-int64(filled)))
+			want := int(min(int64(len(buf)-filled), size-at.position-int64(filled), int64(max(step, batchSize-filled))))
+			step = min(2*step, scanBufferSize)
 			if err := readFull(f, buf[filled:filled+want], at.position+int64(filled)); err != nil {
 				return at, fmt.Errorf("read %s at %d: %w", path, at.position+int64(filled), err)
 			}

@@ -170,6 +170,13 @@ func applyTruncate(fsys vfs.FS, dir string, at scanPoint) ([]string, error) {
 		removed = append(removed, name)
 		return removeIfThere(fsys, fsys.PathJoin(dir, name))
 	}
+	for _, offset := range files.snapshots {
+		if offset > at.offset {
+			if err := remove(offset, snapshotSuffix); err != nil {
+				return removed, err
+			}
+		}
+	}
 	for _, base := range files.indexes {
 		if base >= at.offset || base == cut {
 			if err := remove(base, indexSuffix); err != nil {
@@ -254,6 +261,9 @@ func applyReset(fsys vfs.FS, dir string) ([]string, error) {
 		return nil, err
 	}
 	var removed []string
+	for _, offset := range files.snapshots {
+		removed = append(removed, segmentName(offset, snapshotSuffix))
+	}
 	for _, base := range files.indexes {
 		removed = append(removed, segmentName(base, indexSuffix))
 	}
@@ -370,8 +380,8 @@ func (l *Log) setLineage(next lineage.Lineage) error {
 
 // segmentFiles are the files of a directory that belong to segments, by base.
 type segmentFiles struct {
-	logs, indexes []int64
-	temps         []string
+	logs, indexes, snapshots []int64
+	temps                    []string
 }
 
 func listSegments(fsys vfs.FS, dir string) (segmentFiles, error) {
@@ -385,12 +395,15 @@ func listSegments(fsys vfs.FS, dir string) (segmentFiles, error) {
 			out.logs = append(out.logs, base)
 		} else if base, ok := parseSegmentName(name, indexSuffix); ok {
 			out.indexes = append(out.indexes, base)
+		} else if offset, ok := parseSegmentName(name, snapshotSuffix); ok {
+			out.snapshots = append(out.snapshots, offset)
 		} else if strings.HasSuffix(name, tempSuffix) {
 			out.temps = append(out.temps, name)
 		}
 	}
-	sort.Slice(out.logs, func(i, j int) bool { return out.logs[i] < out.logs[j] })
-	sort.Slice(out.indexes, func(i, j int) bool { return out.indexes[i] < out.indexes[j] })
-	sort.Strings(out.temps)
+	slices.Sort(out.logs)
+	slices.Sort(out.indexes)
+	slices.Sort(out.snapshots)
+	slices.Sort(out.temps)
 	return out, nil
 }
