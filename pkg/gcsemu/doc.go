@@ -8,7 +8,9 @@
 // elsewhere. The handler judges ifGenerationMatch, ifGenerationNotMatch and
 // their metageneration counterparts on reads, attributes and deletes itself,
 // under a lock per object name, so a check and the delete it guards are one
-// step. What it can't make right it refuses with 501 instead of answering
+// step. It answers queries of a resumable upload's state itself, which the
+// emulator takes for the upload's end, and refuses chunks of another length than
+// they claim. What it can't make right it refuses with 501 instead of answering
 // wrongly: copy, rewrite, compose, update and patch of objects, batch requests,
 // and uploads with a metageneration precondition. A request below a bucket that
 // does not exist says so in the service's words. Object names that the file
@@ -17,6 +19,7 @@
 // object's name plus "/…" can't be stored, as a path is a file or a directory.
 //
 // Remaining differences to the service: generations are wall-clock microseconds;
+// a resumable upload that may overwrite is not excluded from a delete's check;
 // there are no noncurrent versions, soft delete, holds or retention; resumable
 // uploads do not check a CRC32C sent at their start; listings read all names of
 // the bucket for every page; permissions are not modelled.

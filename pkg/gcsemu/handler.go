@@ -40,6 +40,7 @@ type handler struct {
 	late      sync.WaitGroup // delayed effects
 	seed      maphash.Seed
 	names     [lockStripes]sync.Mutex // held over a check and the delete or overwrite it guards
+	sessions  sessions
 	mu        sync.Mutex
 	buckets   map[string]bool           // guarded by mu; buckets seen to exist
 	resources map[string]map[string]any // guarded by mu; see SetBucketFields
@@ -53,6 +54,7 @@ func newHandler(fake *fakestorage.Server, f *faults, anywhere bool) *handler {
 		stats:     newCounters(),
 		anywhere:  anywhere,
 		seed:      maphash.MakeSeed(),
+		sessions:  sessions{have: make(map[string]string)},
 		buckets:   make(map[string]bool),
 		resources: make(map[string]map[string]any),
 	}
@@ -75,6 +77,8 @@ type call struct {
 	message string
 	// createsOnly is true for an upload that can't replace an object.
 	createsOnly bool
+	// resumable is true for all requests of a resumable upload.
+	resumable bool
 }
 
 // parse finds out what r asks for.
@@ -98,13 +102,14 @@ func parse(r *http.Request) call {
 		bucket, _, _ := strings.Cut(rest, "/")
 		c := call{op: OpCreate, bucket: unescape(bucket), object: query.Get("name")}
 		c.createsOnly = query.Get("ifGenerationMatch") == "0"
+		c.resumable = query.Get("uploadType") == "resumable" || query.Has("upload_id")
 		if query.Has("ifMetagenerationMatch") || query.Has("ifMetagenerationNotMatch") {
 			return refuse(c, http.StatusNotImplemented, "metageneration preconditions of uploads are not served: they would be ignored")
 		}
 		return c
 	}
 	if strings.HasPrefix(path, "/upload/") {
-		return call{op: OpCreate, createsOnly: true} // a chunk of a resumable upload
+		return call{op: OpCreate, createsOnly: true, resumable: true} // a chunk
 	}
 	rest, download := strings.CutPrefix(path, "/download/storage/v1/b/")
 	if !download {
@@ -293,6 +298,10 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, c call) {
 			writeError(w, status, http.StatusText(status))
 			return
 		}
+	}
+	if c.resumable {
+		h.serveResumable(w, r)
+		return
 	}
 	h.emulator.ServeHTTP(w, r)
 }

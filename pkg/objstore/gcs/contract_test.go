@@ -29,6 +29,11 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := gcsemu.CheckConformance(ctx, emulator.Endpoint(), "bucket", "probe/"); err != nil {
+		panic(err) // results against it would mean nothing
+	}
 	code := m.Run()
 	if err := emulator.Close(); err != nil {
 		panic(err)
