@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"fmt"
 
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
@@ -136,7 +137,7 @@ func (c *commitDecision) judge(outcomes []byte) []*metadatav1.Event {
 	c.tips = make(map[*partition]tip, len(ranges))
 	events := make([]*metadatav1.Event, 1, len(ranges)+1)
 	for i, d := range ranges {
-		outcome := c.judgeRange(c.partitions[i], d)
+		outcome := c.judgeRange(i, outcomes[:i])
 		outcomes[i] = byte(outcome)
 		if outcome != accepted {
 			continue
@@ -161,7 +162,9 @@ func (c *commitDecision) judge(outcomes []byte) []*metadatav1.Event {
 	return events
 }
 
-func (c *commitDecision) judgeRange(p *partition, d *logv1.RangeDescriptor) metadatav1.RangeOutcome {
+// judgeRange judges range i behind those whose outcomes are given.
+func (c *commitDecision) judgeRange(i int, before []byte) metadatav1.RangeOutcome {
+	p, d := c.partitions[i], c.request.GetRanges()[i]
 	if p == nil {
 		return unknown
 	}
@@ -181,7 +184,7 @@ func (c *commitDecision) judgeRange(p *partition, d *logv1.RangeDescriptor) meta
 	case base > at.end:
 		return gap
 	case base < at.end:
-		if c.conflicts(p, at, base, d.GetBaseChainHash()) || c.conflicts(p, at, end, d.GetEndChainHash()) {
+		if c.conflicts(p, base, d.GetBaseChainHash(), before) || c.conflicts(p, end, d.GetEndChainHash(), before) {
 			return mismatch
 		}
 		return already
@@ -200,13 +203,21 @@ func (c *commitDecision) tip(p *partition) tip {
 	return tip{end: p.objectEnd, hash: p.hash}
 }
 
-// conflicts says whether offset is a known border with another hash.
-func (c *commitDecision) conflicts(p *partition, at tip, offset int64, hash []byte) bool {
-	known, ok := at.hash, offset == at.end
-	if !ok {
-		known, ok = p.ranges.hashAt(offset)
+// conflicts says whether offset is a known border with another hash: one that
+// was committed before, or one of a range accepted earlier in this command.
+func (c *commitDecision) conflicts(p *partition, offset int64, hash, before []byte) bool {
+	if known, ok := p.ranges.hashAt(offset); ok {
+		return known != chainhash.Hash(hash)
 	}
-	return ok && known != chainhash.Hash(hash)
+	if _, ok := c.tips[p]; !ok {
+		return false
+	}
+	for i, outcome := range before {
+		if d := c.request.GetRanges()[i]; outcome == byte(accepted) && c.partitions[i] == p && d.GetEndOffset() == offset {
+			return !bytes.Equal(d.GetEndChainHash(), hash)
+		}
+	}
+	return false
 }
 
 // wellFormed says whether a range does not contradict itself, the object or the

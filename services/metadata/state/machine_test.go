@@ -24,9 +24,9 @@ const (
 // machine is a state with the log that led to it. Entries pass through their
 // bytes, as they do through etcd.
 type machine struct {
-	t       testing.TB
-	s       *state.State
-	log     [][]byte
+	t   testing.TB
+	s   *state.State
+	log [][]byte
 }
 
 // newMachine has a controller, brokers 1..brokers and rlms 1..rlms.
