@@ -104,7 +104,7 @@ func (s *State) applyEvent(e *metadatav1.Entry, event *metadatav1.Event, commit 
 	case *metadatav1.Event_ClusterCreated:
 		return s.applyClusterCreated(kind.ClusterCreated)
 	case *metadatav1.Event_ControllerElected:
-		return s.applyControllerElected(kind.ControllerElected)
+		return s.applyControllerElected(e, kind.ControllerElected)
 	case *metadatav1.Event_BrokerRegistered:
 		return s.applyBrokerRegistered(kind.BrokerRegistered)
 	case *metadatav1.Event_BrokerOffline:
@@ -146,7 +146,10 @@ func (s *State) applyClusterCreated(e *metadatav1.ClusterCreated) error {
 	return nil
 }
 
-func (s *State) applyControllerElected(e *metadatav1.ControllerElected) error {
+func (s *State) applyControllerElected(entry *metadatav1.Entry, e *metadatav1.ControllerElected) error {
+	if entry.GetControllerEpoch() != s.end {
+		return errors.New("a controller is elected in the entry of another")
+	}
 	if e.GetMetadataId() < 1 {
 		return fmt.Errorf("metadata id %d", e.GetMetadataId())
 	}

@@ -48,6 +48,8 @@ func (s *State) applyEpochOpened(e *metadatav1.EpochOpened) error {
 		return fmt.Errorf("%v: leader epoch %d is not one to be opened", p, e.GetLeaderEpoch())
 	case e.GetStartOffset() < p.objectEnd || p.exact && e.GetStartOffset() != p.objectEnd:
 		return fmt.Errorf("%v: epoch start %d at object end %d", p, e.GetStartOffset(), p.objectEnd)
+	case e.GetStartOffset() > p.objectEnd && !p.lineage.Covers(p.objectEnd):
+		return fmt.Errorf("%v: nobody wrote [%d, %d)", p, p.objectEnd, e.GetStartOffset())
 	case len(e.GetAdopted()) > 0:
 		return fmt.Errorf("%v: lineage entries adopted by a writable partition", p)
 	}

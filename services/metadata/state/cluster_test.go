@@ -225,6 +225,16 @@ func TestTopicLife(t *testing.T) {
 	assert.ErrorAs(t, err, new(*state.UnknownTopicError))
 	_, ok = m.s.Topic(topic.GetTopicId())
 	assert.False(t, ok)
+	_, ok = m.s.TopicByID(topic.GetTopicId())
+	assert.False(t, ok)
+	_, ok = m.s.TopicByName("k")
+	assert.False(t, ok)
+	named := m.createTopic(topicID, "00000000-0000-4000-8000-0000000000aa", 1) // named as another topic's id
+	byName, _ := m.s.TopicByName(topicID)
+	byID, _ := m.s.TopicByID(topicID)
+	assert.Equal(t, named.TopicCreationOffset, byName.GetCreationOffset())
+	assert.Equal(t, "m", byID.GetName())
+	m.do(m.s.DecideDeleteTopic(&metadatav1.DeleteTopicRequest{Name: topicID}))
 	_, err = m.s.DecideCreateTopic(&metadatav1.CreateTopicRequest{Name: "k", PartitionCount: 1}, topic.GetTopicId())
 	assert.ErrorAs(t, err, new(*state.TopicExistsError), "the tombstone keeps the id")
 	assert.Equal(t, 3, m.s.TopicCount())
@@ -280,6 +290,9 @@ func TestApplyRefusesWhatDoesNotFollow(t *testing.T) {
 			e.Events = []*metadatav1.Event{{Kind: &metadatav1.Event_ClusterCreated{ClusterCreated: &metadatav1.ClusterCreated{
 				ClusterId: clusterID, Incarnation: incarnation,
 			}}}}
+		}, new(*state.BadEntryError)},
+		"a controller's entry by another": {func(e *metadatav1.Entry) {
+			e.Events = append(e.Events, must(m.s.DecideControllerElected(2, "m:2"))...)
 		}, new(*state.BadEntryError)},
 		"a range of no object":    {func(e *metadatav1.Entry) { e.Events = commit[1:] }, new(*state.BadEntryError)},
 		"an object without range": {func(e *metadatav1.Entry) { e.Events = commit[:1] }, new(*state.BadEntryError)},

@@ -43,7 +43,8 @@ type tip struct {
 // end, and its base hash, its predecessor and the lineage inside are the
 // partition's.
 //
-// The errors, for a command that is malformed as a whole, are [*FieldError],
+// The events share the request's memory: it must not change before their entry
+// is written. The errors, for a command that is malformed as a whole, are [*FieldError],
 // [*ClusterMismatchError], [*IncarnationMismatchError] and [*ConflictError]
 // (another command under the identity of the last accepted one).
 func (s *State) DecideCommit(r *metadatav1.CommitCombinedSegmentRequest) (
@@ -136,6 +137,7 @@ func (c *commitDecision) judge(outcomes []byte) []*metadatav1.Event {
 	ranges := c.request.GetRanges()
 	c.tips = make(map[*partition]tip, len(ranges))
 	events := make([]*metadatav1.Event, 1, len(ranges)+1)
+	memory := make([]rangeEvent, len(ranges)) // one allocation, not three a range
 	for i, d := range ranges {
 		outcome := c.judgeRange(i, outcomes[:i])
 		outcomes[i] = byte(outcome)
@@ -143,7 +145,9 @@ func (c *commitDecision) judge(outcomes []byte) []*metadatav1.Event {
 			continue
 		}
 		c.tips[c.partitions[i]] = tip{end: d.GetEndOffset(), hash: chainhash.Hash(d.GetEndChainHash())}
-		events = append(events, &metadatav1.Event{Kind: &metadatav1.Event_RangeCommitted{RangeCommitted: rangeEvent(d, i)}})
+		e := &memory[i]
+		e.fill(d, i)
+		events = append(events, &e.event)
 	}
 	if len(events) == 1 {
 		return nil
@@ -247,14 +251,30 @@ func (c *commitDecision) wellFormed(d *logv1.RangeDescriptor) bool {
 	return true
 }
 
-func rangeEvent(d *logv1.RangeDescriptor, index int) *metadatav1.RangeCommitted {
-	return &metadatav1.RangeCommitted{
-		TopicCreationOffset: d.GetPartition().GetTopicCreationOffset(), Partition: d.GetPartition().GetPartition(),
-		BaseOffset: d.GetBaseOffset(), EndOffset: d.GetEndOffset(),
-		LeaderEpoch: d.GetFence().GetLeaderEpoch(), EpochStart: d.GetEpochStart(), Predecessor: d.GetPredecessor(),
-		EndChainHash: d.GetEndChainHash(), Position: d.GetPosition(), LengthBytes: d.GetLengthBytes(), Crc32C: d.GetCrc32C(),
-		MaxTimestampMs: d.GetMaxTimestampMs(), ProducersComplete: d.GetProducersComplete(), RangeIndex: int32(index),
-	}
+// rangeEvent is a RangeCommitted event with all that belongs to it.
+type rangeEvent struct {
+	event metadatav1.Event
+	kind  metadatav1.Event_RangeCommitted
+	body  metadatav1.RangeCommitted
+}
+
+func (e *rangeEvent) fill(d *logv1.RangeDescriptor, index int) {
+	e.event.Kind, e.kind.RangeCommitted = &e.kind, &e.body
+	b := &e.body
+	b.TopicCreationOffset, b.Partition = d.GetPartition().GetTopicCreationOffset(), d.GetPartition().GetPartition()
+	b.BaseOffset, b.EndOffset = d.GetBaseOffset(), d.GetEndOffset()
+	b.LeaderEpoch, b.EpochStart, b.Predecessor = d.GetFence().GetLeaderEpoch(), d.GetEpochStart(), d.GetPredecessor()
+	b.EndChainHash, b.Crc32C = d.GetEndChainHash(), d.GetCrc32C()
+	b.Position, b.LengthBytes = d.GetPosition(), d.GetLengthBytes()
+	b.MaxTimestampMs, b.ProducersComplete, b.RangeIndex = d.GetMaxTimestampMs(), d.GetProducersComplete(), int32(index)
+}
+
+// verdict is a RangeVerdict with all that belongs to it.
+type verdict struct {
+	body  metadatav1.RangeVerdict
+	fence logv1.Fence
+	hash  chainhash.Hash
+	next  int64
 }
 
 // response gives every range its outcome and the state of its partition after
@@ -263,18 +283,24 @@ func (c *commitDecision) response(offset int64, outcomes []byte) *metadatav1.Com
 	r := &metadatav1.CommitCombinedSegmentResponse{
 		MetadataOffset: offset, Verdicts: make([]*metadatav1.RangeVerdict, len(outcomes)),
 	}
+	memory := make([]verdict, len(outcomes))
 	for i, outcome := range outcomes {
-		v := &metadatav1.RangeVerdict{Outcome: metadatav1.RangeOutcome(outcome)}
+		m := &memory[i]
+		v := &m.body
+		v.Outcome = metadatav1.RangeOutcome(outcome)
 		r.Verdicts[i] = v
 		p := c.partitions[i]
 		if p == nil {
 			continue
 		}
 		at := c.tip(p)
-		v.LogStartOffset, v.ObjectEndOffset, v.ObjectEndChainHash = p.logStart, at.end, at.hash.Bytes()
-		v.Fence, v.Opened = c.s.fenceProto(p), c.s.isOpen(p)
-		if next, ok := c.s.nextEpochStart(p, c.request.GetRanges()[i].GetFence()); ok {
-			v.NextEpochStart = &next
+		m.hash = at.hash
+		v.LogStartOffset, v.ObjectEndOffset, v.ObjectEndChainHash = p.logStart, at.end, m.hash[:]
+		m.fence.Incarnation, m.fence.LeaderEpoch, m.fence.BrokerEpoch = c.s.incarnation, p.leaderEpoch, p.brokerEpoch
+		v.Fence, v.Opened = &m.fence, c.s.isOpen(p)
+		var ok bool
+		if m.next, ok = c.s.nextEpochStart(p, c.request.GetRanges()[i].GetFence()); ok {
+			v.NextEpochStart = &m.next
 		}
 	}
 	return r

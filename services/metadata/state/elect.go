@@ -119,12 +119,20 @@ func (s *State) nextLive(p *partition, behind int32) int32 {
 	return 0
 }
 
-// DecideElections raises the fence of each partition once. The errors are
-// [*UnknownPartitionError], [*TransitionError] (the broker is no live replica)
-// and [*ExhaustedError].
+// DecideElections raises the fence of each partition, of at most [MaxElections]
+// different ones. The errors are [*FieldError], [*UnknownPartitionError],
+// [*TransitionError] (the broker is no live replica) and [*ExhaustedError].
 func (s *State) DecideElections(elections ...Election) ([]*metadatav1.Event, error) {
+	if len(elections) > MaxElections {
+		return nil, &FieldError{Field: "elections", Problem: fmt.Sprintf("%d, at most %d fit in an entry", len(elections), MaxElections)}
+	}
 	events := make([]*metadatav1.Event, 0, len(elections))
+	seen := make(map[PartitionID]bool, len(elections))
 	for _, e := range elections {
+		if seen[e.Partition] {
+			return nil, &FieldError{Field: "elections", Problem: fmt.Sprintf("%v is named twice", e.Partition)}
+		}
+		seen[e.Partition] = true
 		p := s.lookup(e.Partition)
 		if p == nil {
 			return nil, &UnknownPartitionError{Topic: fmt.Sprint(e.Partition.TopicCreationOffset), Partition: e.Partition.Partition}

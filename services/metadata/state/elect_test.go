@@ -160,6 +160,15 @@ func TestElectLeaderByAnOperator(t *testing.T) {
 	assert.ErrorAs(t, err, new(*state.UnknownPartitionError))
 }
 
+func TestElectionsOfOneEntryAreOfDifferentPartitions(t *testing.T) {
+	m, id := led(t, nil)
+	e := state.Election{Partition: id, LeaderID: 2}
+	_, err := m.s.DecideElections(e, e)
+	assert.ErrorAs(t, err, new(*state.FieldError))
+	_, err = m.s.DecideElections(make([]state.Election, state.MaxElections+1)...)
+	assert.ErrorAs(t, err, new(*state.FieldError))
+}
+
 func TestElectionsEndWithTheLastLeaderEpoch(t *testing.T) {
 	m, id := led(t, nil)
 	b, _ := m.s.Broker(1)

@@ -169,9 +169,28 @@ func (s *State) TopicConfig(nameOrID string) (topicconfig.Config, bool) {
 	return t.config, true
 }
 
-// Topic returns a live topic by name or id, with its partitions.
+// Topic returns a live topic by name or id, with its partitions. Where a topic
+// is named as another's id, the name wins.
 func (s *State) Topic(nameOrID string) (*metadatav1.Topic, bool) {
 	t := s.findTopic(nameOrID)
+	if t == nil {
+		return nil, false
+	}
+	return s.topicProto(t, true), true
+}
+
+// TopicByID returns a live topic by its id alone, with its partitions.
+func (s *State) TopicByID(id string) (*metadatav1.Topic, bool) {
+	t := s.byID[id]
+	if t == nil || t.deleted {
+		return nil, false
+	}
+	return s.topicProto(t, true), true
+}
+
+// TopicByName returns a live topic by its name alone, with its partitions.
+func (s *State) TopicByName(name string) (*metadatav1.Topic, bool) {
+	t := s.byName[name]
 	if t == nil {
 		return nil, false
 	}

@@ -20,9 +20,10 @@ type rangeRecord struct {
 	object       uint32 // slot<<1, the lowest bit says that producers are complete
 }
 
-// chunkLength is how many records a chunk of a rangeList holds. A full chunk is
-// never written again and may be shared by clones.
-const chunkLength = 64
+// chunkLength is how many records a chunk of a rangeList holds: of 56 bytes each
+// they fill an allocation of 2 KiB but for 32 bytes. A full chunk is never
+// written again and may be shared by clones.
+const chunkLength = 36
 
 // rangeList holds a partition's ranges in order of offset.
 type rangeList struct {

@@ -19,6 +19,7 @@ const (
 	MaxPartitions      = 10_000 // per topic
 	MaxRanges          = 4_096  // per combined object
 	MaxProducerIDBlock = 10_000
+	MaxElections       = 4_096   // in one entry, so that it stays well within 512 KiB
 	maxProducerCounter = 1 << 32 // counters are the low half of a producer id
 	maxLength          = 1<<32 - 1
 	maxAttempt         = 1<<16 - 1 // four hexadecimal digits of an object's name

@@ -11,11 +11,6 @@ import (
 	"github.com/braidlog/braid/pkg/topicconfig"
 )
 
-// electedAtOnce is up to how many partitions of a new topic get their leaders
-// in the creating entry; more would not fit in it, and get them as any
-// partition without a leader does.
-const electedAtOnce = 4_096
-
 // DecideCreateTopic creates a topic with leaders for its partitions. topicID is
 // a fresh UUID. The events name [State.EndOffset] as the creation offset. The
 // errors are [*FieldError], [*topicconfig.NameError] and [*topicconfig.Error]
@@ -55,7 +50,7 @@ func (s *State) DecideCreateTopic(r *metadatav1.CreateTopicRequest, topicID stri
 	events := one(&metadatav1.Event{Kind: &metadatav1.Event_TopicCreated{TopicCreated: &metadatav1.TopicCreated{
 		TopicId: topicID, Name: r.GetName(), Configs: config.Overrides(), Assignments: assignments,
 	}}})
-	if len(assignments) > electedAtOnce {
+	if len(assignments) > MaxElections { // they get their leaders as any partition without one does
 		return events, nil
 	}
 	for i, a := range assignments {
