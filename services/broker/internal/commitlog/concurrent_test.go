@@ -20,9 +20,9 @@ import (
 func TestReadersSeeOnlyValidBatchesWhileTheLogIsChanged(t *testing.T) {
 	for name, fs := range map[string]vfs.FS{"mem": newFS(t), "disk": vfs.Default} {
 		t.Run(name, func(t *testing.T) {
-			dir := testDir
+			dir, steps := testDir, 3000
 			if fs == vfs.Default {
-				dir = t.TempDir() + "/p"
+				dir, steps = t.TempDir()+"/p", 500
 			}
 			l, _, err := commitlog.Open(fs, dir, testID, commitlog.Options{SegmentBytes: 4000, IndexInterval: 500})
 			require.NoError(t, err)
@@ -93,7 +93,7 @@ func TestReadersSeeOnlyValidBatchesWhileTheLogIsChanged(t *testing.T) {
 
 			r := rng(11)
 			epoch := int32(1)
-			for i := 0; i < 3000 && len(failures) == 0; i++ {
+			for i := 0; i < steps && len(failures) == 0; i++ {
 				switch k := r.IntN(60); {
 				case k == 0 && l.End() > l.Start():
 					to, _, err := l.FloorBorder(l.Start() + r.Int64N(l.End()-l.Start()))

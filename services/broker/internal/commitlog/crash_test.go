@@ -162,7 +162,7 @@ func (m *model) step(tb testing.TB, r *rand.Rand, flush commitlog.FlushPolicy) (
 		post.durable = len(post.batches)
 		return post, func(l *commitlog.Log) error { return l.AdvanceStart(at) }, "advance"
 	default:
-		if r.IntN(3) > 0 {
+		if r.IntN(2) > 0 {
 			return post, func(*commitlog.Log) error { return nil }, "nothing"
 		}
 		at := r.Int64N(100)
@@ -211,7 +211,7 @@ func crashHistory(t *testing.T, seed uint64) {
 	post := pre
 	var trace []string
 	for range 3 {
-		c := &crasher{fs: mem, left: 1 + r.IntN(200), cfg: vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 20, 50, 80, 100}[r.IntN(5)], RNG: r}}
+		c := &crasher{fs: mem, left: 1 + r.IntN(300), cfg: vfs.CrashCloneCfg{UnsyncedDataPercent: []int{0, 20, 50, 80, 100}[r.IntN(5)], RNG: r}}
 		fs := errorfs.Wrap(mem, c)
 		l, report, err := commitlog.Open(fs, testDir, testID, opts)
 		require.NoError(t, err, "%v", trace)
@@ -223,7 +223,7 @@ func crashHistory(t *testing.T, seed uint64) {
 		}
 		pre, post = matched, matched
 		trace = append(trace, fmt.Sprintf("open[%d,%d)", l.Start(), l.End()))
-		for steps := 0; c.clone == nil && steps < 60; steps++ {
+		for steps := r.IntN(30); c.clone == nil && steps < 60; steps++ {
 			pre = post
 			var do func(*commitlog.Log) error
 			var name string
@@ -243,6 +243,16 @@ func crashHistory(t *testing.T, seed uint64) {
 				require.True(t, report.Trusted)
 				_, err := post.check(reopened, report)
 				require.NoError(t, err, "seed %d: %v", seed, trace)
+			}
+			if r.IntN(2) == 0 {
+				// Only the process is killed: what it wrote stays, and what the
+				// next one has recovered must then survive the machine.
+				killed, report := openLog(t, mem, opts)
+				matched, err := post.check(killed, report)
+				require.NoError(t, err, "seed %d: %v", seed, trace)
+				require.Equal(t, post.end(), matched.end())
+				post = matched
+				trace = append(trace, "kill")
 			}
 			c.clone = mem.CrashClone(c.cfg)
 		}

@@ -280,6 +280,35 @@ func (d *DataDir) RemovePartition(topic TopicID, partition int32) error {
 	return syncDir(d.fs, d.dir)
 }
 
+// maxQuarantined bounds the directories kept of one partition.
+const maxQuarantined = 1000
+
+// QuarantinePartition puts a partition's directory aside, whole and durably, so
+// that a new log can begin in its place: for one that can't be opened any more.
+// It returns the new path, which is a stranger from now on and never removed by
+// this package. The log must be closed.
+func (d *DataDir) QuarantinePartition(topic TopicID, partition int32) (string, error) {
+	if err := d.check(); err != nil {
+		return "", err
+	}
+	path := d.PartitionPath(topic, partition)
+	for n := range maxQuarantined {
+		aside := fmt.Sprintf("%s.damaged-%d", path, n)
+		_, err := d.fs.Stat(aside)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("stat %s: %w", aside, err)
+		}
+		if err := d.fs.Rename(path, aside); err != nil {
+			return "", fmt.Errorf("rename %s: %w", path, err)
+		}
+		return aside, syncDir(d.fs, d.dir)
+	}
+	return "", fmt.Errorf("commitlog: %s was put aside %d times already", path, maxQuarantined)
+}
+
 // finishRemovals removes directories whose removal was decided.
 func (d *DataDir) finishRemovals() error {
 	names, err := d.fs.List(d.dir)
