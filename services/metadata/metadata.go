@@ -208,14 +208,21 @@ func (s *Server) open(ctx context.Context, given objstore.Store) (objstore.Store
 // load applies the log as it is, and checks that log and bucket belong together.
 func (s *Server) load(ctx context.Context, store objstore.Store) (err error) {
 	began := time.Now()
-	s.tail, err = s.metalog.Load(ctx, 0, func(e *metadatav1.Entry) error {
-		return s.hub.Publish([]*metadatav1.Entry{e})
-	})
-	if err != nil {
-		return fmt.Errorf("load the metadata log: %w", err)
-	}
-	if s.tail.End == 0 {
-		return nil // the first controller claims the bucket prefix
+	for attempt := 1; ; attempt++ {
+		s.tail, err = s.metalog.Load(ctx, s.hub.End(), func(e *metadatav1.Entry) error {
+			return s.hub.Publish([]*metadatav1.Entry{e})
+		})
+		if err != nil {
+			return fmt.Errorf("load the metadata log: %w", err)
+		}
+		if s.tail.End > 0 {
+			break
+		}
+		// The first controller will claim the bucket prefix. That it can't is
+		// better said now; another replica may be doing it at this moment.
+		if _, err := controller.Claimable(ctx, store); err == nil || attempt == 3 {
+			return err
+		}
 	}
 	clusterID := s.ClusterID()
 	s.log.InfoContext(ctx, "metadata log loaded", "cluster_id", clusterID, "offset", s.tail.End, "dur", time.Since(began))

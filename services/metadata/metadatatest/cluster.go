@@ -30,6 +30,8 @@ type Options struct {
 	Store objstore.Store
 	// Etcd to use: a new one.
 	Etcd *embetcd.Server
+	// WrapKV is called on the requests to etcd of each replica, to inject faults.
+	WrapKV func(clientv3.KV) clientv3.KV
 	// Change is called on the configuration of each replica, which has short
 	// times: sessions of 2 s, leases of 1 s.
 	Change func(*metadata.Config)
@@ -117,6 +119,9 @@ func (c *Cluster) Add() *Replica {
 	c.tb.Helper()
 	etcd, err := clientv3.New(clientv3.Config{Endpoints: c.Etcd.Endpoints(), Logger: zap.NewNop()})
 	require.NoError(c.tb, err)
+	if c.opts.WrapKV != nil {
+		etcd.KV = c.opts.WrapKV(etcd.KV)
+	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.tb.Context()))
 	server, err := c.Build(ctx, c.Config(len(c.replicas)+1), etcd)
 	if err != nil {

@@ -74,27 +74,38 @@ func CheckMarker(ctx context.Context, store objstore.Reader, clusterID string) e
 	return nil
 }
 
-// Claim makes the bucket prefix this cluster's before its log begins, and
-// returns the identity that the log shall begin with: the fresh one, or that of
-// a marker that an earlier bootstrap left alone in the prefix before it could
-// write to etcd. Everything else in the prefix is a reason to refuse.
-func Claim(ctx context.Context, store MarkerStore, fresh Identity, now time.Time) (Identity, error) {
+// Claimable says whether a cluster that is to begin may use the bucket prefix:
+// it is empty, or holds nothing but a marker that an earlier bootstrap left
+// there before it could write to etcd, which is returned. Everything else is a
+// reason to refuse.
+func Claimable(ctx context.Context, store MarkerStore) (*storagev1.ClusterMarker, error) {
 	m, err := ReadMarker(ctx, store)
 	if err != nil {
-		return Identity{}, err
+		return nil, err
 	}
 	page, _, err := store.ListPage(ctx, "", "", 2)
 	if err != nil {
-		return Identity{}, fmt.Errorf("list the bucket prefix: %w", err)
+		return nil, fmt.Errorf("list the bucket prefix: %w", err)
 	}
 	for _, a := range page {
 		switch {
 		case a.Name == MarkerName:
 		case m != nil:
-			return Identity{}, fmt.Errorf("%w: it holds data of cluster %s, whose metadata log is not in this etcd", ErrForeignPrefix, m.GetClusterId())
+			return nil, fmt.Errorf("%w: it holds data of cluster %s, whose metadata log is not in this etcd", ErrForeignPrefix, m.GetClusterId())
 		default:
-			return Identity{}, fmt.Errorf("%w: it is not empty, it holds %q", ErrForeignPrefix, a.Name)
+			return nil, fmt.Errorf("%w: it is not empty, it holds %q", ErrForeignPrefix, a.Name)
 		}
+	}
+	return m, nil
+}
+
+// Claim makes the bucket prefix this cluster's before its log begins, and
+// returns the identity that the log shall begin with: the fresh one, or that of
+// the marker that [Claimable] found.
+func Claim(ctx context.Context, store MarkerStore, fresh Identity, now time.Time) (Identity, error) {
+	m, err := Claimable(ctx, store)
+	if err != nil {
+		return Identity{}, err
 	}
 	if m != nil {
 		return Identity{m.GetClusterId(), m.GetIncarnation()}, nil
