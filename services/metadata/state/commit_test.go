@@ -448,3 +448,25 @@ func TestRangesArePagedByOffset(t *testing.T) {
 	assert.False(t, resets[1].GetMore())
 	assert.Len(t, resets[1].GetRanges(), 77)
 }
+
+// The largest command becomes one entry of at most 512 KiB (I6), in a cluster
+// as old and large as any.
+func TestLargestCommitFitsInOneEntry(t *testing.T) {
+	combined := &metadatav1.CombinedSegmentCommitted{
+		RlmId: math.MaxInt32, SizeBytes: 1 << 40, Crc32C: math.MaxUint32, SubmittedRanges: state.MaxRanges,
+		Object: &logv1.ObjectRef{Incarnation: math.MaxInt32, RlmEpoch: 1 << 40, Sequence: 1 << 48, Attempt: 1 << 15},
+	}
+	e := &metadatav1.Entry{Offset: 1 << 40, Incarnation: math.MaxInt32, ControllerEpoch: 1 << 40, FeatureLevel: 1, WriteId: make([]byte, 16)}
+	e.Events = append(e.Events, &metadatav1.Event{Kind: &metadatav1.Event_CombinedSegmentCommitted{CombinedSegmentCommitted: combined}})
+	for i := range int32(state.MaxRanges) {
+		e.Events = append(e.Events, &metadatav1.Event{Kind: &metadatav1.Event_RangeCommitted{RangeCommitted: &metadatav1.RangeCommitted{
+			TopicCreationOffset: 1 << 40, Partition: state.MaxPartitions, BaseOffset: 1 << 55, EndOffset: 1 << 55, LeaderEpoch: 1 << 20,
+			EpochStart: 1 << 55, Predecessor: &logv1.Leadership{Incarnation: math.MaxInt32, LeaderEpoch: 1 << 20},
+			EndChainHash: make([]byte, 16), Position: 1 << 34, LengthBytes: 1 << 30, Crc32C: math.MaxUint32,
+			MaxTimestampMs: 1 << 42, ProducersComplete: true, RangeIndex: i,
+		}}})
+	}
+	size := proto.Size(e)
+	t.Logf("%d bytes, %.1f per range", size, float64(size)/state.MaxRanges)
+	assert.LessOrEqual(t, size, 512<<10)
+}
