@@ -534,6 +534,64 @@ func (l *Log) settle() error {
 	return l.saveLocked(next)
 }
 
+// SetRolling changes when later appends roll the active segment; see Options.
+func (l *Log) SetRolling(segmentBytes int64, age time.Duration) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.writable(); err != nil {
+		return err
+	}
+	next := l.opts
+	next.SegmentBytes, next.SegmentAge = segmentBytes, age
+	next, err := next.withDefaults()
+	if err != nil {
+		return err
+	}
+	l.opts = next
+	return nil
+}
+
+// SegmentInfo describes a segment, for retention and for the tier.
+type SegmentInfo struct {
+	// Path is the segment file, IndexPath its index, which exists only once the
+	// segment is rolled.
+	Path, IndexPath string
+	// Base and End are the offsets [Base, End).
+	Base, End int64
+	// BaseChain and EndChain are the chain hashes there.
+	BaseChain, EndChain chainhash.Hash
+	// Bytes is the size.
+	Bytes int64
+	// MaxTimestamp is the largest record timestamp in milliseconds since 1970;
+	// math.MinInt64 in an empty segment.
+	MaxTimestamp int64
+	// Active says that the segment is appended to; the others never change
+	// until they are removed or cut.
+	Active bool
+}
+
+// Segments describes the segments in order; the last one is the active one.
+func (l *Log) Segments() []SegmentInfo {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v := l.view.Load()
+	out := make([]SegmentInfo, len(v.segments))
+	for i, s := range v.segments {
+		end := s.end
+		if i == len(v.segments)-1 {
+			l.tailMu.Lock()
+			end = l.tail
+			l.tailMu.Unlock()
+		}
+		out[i] = SegmentInfo{
+			Path: s.path, IndexPath: l.fs.PathJoin(l.dir, segmentName(s.base.offset, indexSuffix)),
+			Base: s.base.offset, End: end.offset, BaseChain: s.base.chain, EndChain: end.chain,
+			Bytes: s.size.Load(), MaxTimestamp: s.maxTime.Load(), Active: i == len(v.segments)-1,
+		}
+	}
+	return out
+}
+
 // Identity says what the directory holds.
 func (l *Log) Identity() Identity { return l.id }
 

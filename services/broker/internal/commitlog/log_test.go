@@ -327,3 +327,28 @@ func TestDeferredAppendsBecomeVisibleAndDurableTogether(t *testing.T) {
 	require.EqualValues(t, 6, report.End)
 	require.Len(t, readAll(t, l, 0, 1), 3)
 }
+
+func TestSegmentsDescribeTheLog(t *testing.T) {
+	l := newLog(t, newFS(t), commitlog.Options{})
+	appendN(t, l, 2, 30)
+	require.NoError(t, l.SetRolling(400, 0))
+	require.Error(t, l.SetRolling(-1, 0))
+	appendN(t, l, 6, 30)
+	all := l.Segments()
+	require.Greater(t, len(all), 2)
+	var bytes, next int64
+	for i, s := range all {
+		require.Equal(t, next, s.Base)
+		require.Equal(t, i == len(all)-1, s.Active)
+		h, err := l.ChainAt(s.Base)
+		require.NoError(t, err)
+		require.Equal(t, h, s.BaseChain)
+		require.Equal(t, testNow.UnixMilli()+s.End-3+2, s.MaxTimestamp)
+		bytes += s.Bytes
+		next = s.End
+	}
+	require.Equal(t, l.End(), next)
+	require.Equal(t, l.Size(), bytes)
+	_, chain := l.Tail()
+	require.Equal(t, chain, all[len(all)-1].EndChain)
+}

@@ -3,6 +3,7 @@ package commitlog
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -34,9 +35,12 @@ type RecoveryReport struct {
 	Start, End int64
 }
 
-// Intact says that nothing once synced is missing or damaged. Together with an
-// unchanged kernel boot it proves the log whole (DataDir.Start).
-func (r *RecoveryReport) Intact() bool { return r.Damage == nil }
+// Intact says that nothing is known to be missing or damaged but, at most, a
+// torn end. Together with an unchanged kernel boot it proves the log whole
+// (DataDir.Start).
+func (r *RecoveryReport) Intact() bool {
+	return r.Damage == nil && (r.Trimmed == nil || r.Trimmed.ValidBehind < 0 && r.Trimmed.Segments == 0)
+}
 
 // Trim is a tail, never known to be synced, that recovery cut off.
 type Trim struct {
@@ -47,8 +51,14 @@ type Trim struct {
 	Offset int64
 	// Segments is the number of later segments that were removed.
 	Segments int
-	// Cause says what was wrong at Position; nil if only segments beyond a gap
-	// were removed.
+	// ValidBehind says that a batch with a fitting checksum, of this log and
+	// above Offset, began at this position behind the one that failed; -1 if
+	// none was found in the first maxProbe bytes. After a loss of power that
+	// happens to pages of one unsynced run. Where the kernel is still the same,
+	// or every append was synced by itself, it means that written bytes were
+	// damaged.
+	ValidBehind int64
+	// Cause says what was wrong at Position.
 	Cause error
 }
 
@@ -412,7 +422,18 @@ func (r *recovery) broken(later []int64, at scanPoint, size int64, path string, 
 		}
 		return nil
 	}
-	r.report.Trimmed = &Trim{Path: path, Position: at.position, EndPosition: max(size, at.position), Offset: at.offset, Segments: len(later), Cause: cause}
+	r.report.Trimmed = &Trim{
+		Path: path, Position: at.position, EndPosition: max(size, at.position), Offset: at.offset,
+		Segments: len(later), ValidBehind: -1, Cause: cause,
+	}
+	if path != "" {
+		s := r.segments[len(r.segments)-1]
+		behind, err := probe(s.file, at, size, r.saved.lineage)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+		r.report.Trimmed.ValidBehind = behind
+	}
 	for i := len(later) - 1; i >= 0; i-- {
 		for _, suffix := range []string{indexSuffix, logSuffix} {
 			if err := removeIfThere(r.fs, r.fs.PathJoin(r.dir, segmentName(later[i], suffix))); err != nil {
@@ -443,6 +464,29 @@ func (r *recovery) broken(later []int64, at scanPoint, size int64, path string, 
 	s.file = f
 	r.segments = append(r.segments, s)
 	return syncDir(r.fs, r.dir)
+}
+
+// maxProbe bounds how far probe looks, in bytes.
+const maxProbe = 4 << 20
+
+// probe looks for a valid batch behind the one that failed at a point.
+func probe(f io.ReaderAt, at scanPoint, size int64, epochs record.Epochs) (int64, error) {
+	buf := make([]byte, min(size-at.position, maxProbe))
+	if err := readFull(f, buf, at.position); err != nil {
+		return -1, err
+	}
+	for pos := 1; pos+record.HeaderSize <= len(buf); pos++ {
+		b := record.Batch(buf[pos:])
+		// The cheap tests come first; few positions pass them.
+		if b.Magic() != record.Magic2 || b.Length() < record.HeaderSize || b.Length() > len(b) || b.BaseOffset() <= at.offset {
+			continue
+		}
+		epoch, _, ok := epochs.EpochAt(b.BaseOffset())
+		if ok && epoch == b.LeaderEpoch() && b[:b.Length()].Validate() == nil {
+			return at.position + int64(pos), nil
+		}
+	}
+	return -1, nil
 }
 
 // conclude makes what was recovered durable, so that it can't be lost by a

@@ -30,6 +30,8 @@ func TestTornTailIsTrimmedAndTheLogGoesOnBehindIt(t *testing.T) {
 	require.Equal(t, size, report.Trimmed.Position)
 	require.Equal(t, size+17, report.Trimmed.EndPosition)
 	require.EqualValues(t, 9, report.End)
+	require.EqualValues(t, -1, report.Trimmed.ValidBehind)
+	require.True(t, report.Intact())
 	want = append(want, appendN(t, l, 5, 20)...)
 
 	l, report = openLog(t, fs, commitlog.Options{})
@@ -565,4 +567,19 @@ func TestSnapshotsAboveTheLogEndAreRemoved(t *testing.T) {
 	offsets, err = l.SnapshotOffsets()
 	require.NoError(t, err)
 	require.NotContains(t, offsets, int64(9))
+}
+
+func TestAValidBatchBehindTheTornOneIsReported(t *testing.T) {
+	fs := newFS(t)
+	l := newLog(t, fs, commitlog.Options{})
+	want := appendN(t, l, 5, 20)
+	size := 0
+	for _, b := range want[:3] {
+		size += len(b)
+	}
+	patch(t, fs, logPath(fs, 0), int64(size)+80, []byte{want[3][80] ^ 1})
+	_, report := openLog(t, fs, commitlog.Options{})
+	require.EqualValues(t, 9, report.End)
+	require.EqualValues(t, size+len(want[3]), report.Trimmed.ValidBehind)
+	require.False(t, report.Intact())
 }
