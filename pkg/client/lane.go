@@ -1,0 +1,453 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/braidlog/braid/pkg/backoff"
+	"github.com/braidlog/braid/pkg/record"
+	"github.com/braidlog/braid/pkg/rpcerr"
+	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
+	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
+)
+
+// errStalled says that a leader was silent for too long.
+var errStalled = errors.New("the leader gave no answer in time")
+
+// idleStream is how long a stream is kept open without a batch.
+const idleStream = 10 * time.Second
+
+// batch is records of one partition that are sent and answered together.
+type batch struct {
+	created time.Time // of the first record
+	held    int64     // bytes of the producer's buffer
+	done    chan struct{}
+
+	// Guarded by the lane's mutex until the batch is sent, then the worker's.
+	builder  *record.Builder // nil once built
+	flush    bool
+	bytes    []byte
+	attempts int
+
+	// Written before done is closed.
+	ack    Ack // of the first record
+	err    error
+	doneAt time.Time
+}
+
+// lane is one partition of a producer: a queue and the worker that empties it.
+type lane struct {
+	p         *Producer
+	partition int32
+	wake      chan struct{} // capacity 1: a reminder to look
+
+	mu sync.Mutex // guards all below
+	// batches have no answer yet, oldest first: sent of them are in flight,
+	// then full ones, and the last may still be open.
+	batches []*batch
+	sent    int
+	open    *batch
+	made    int64 // batches begun so far
+	failed  error
+	id      identity
+	nextSeq int32
+}
+
+func (l *lane) remind() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// progress is the number of batches begun so far and whether the last is open.
+func (l *lane) progress() (made int64, open bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.made, l.open != nil
+}
+
+func (l *lane) failure() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
+// add puts a record into the open batch.
+func (l *lane) add(r *Record, size int64) (Pending, error) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		return Pending{}, l.failed
+	}
+	if l.open != nil && l.open.builder.Size()+int(size) > l.p.limit {
+		l.open = nil // full
+		l.remind()
+	}
+	if l.open == nil {
+		b := &batch{created: now, done: make(chan struct{}), builder: l.p.builders.Get().(*record.Builder)}
+		l.batches = append(l.batches, b)
+		l.open = b
+		l.made++
+		l.remind()
+	}
+	b := l.open
+	index := int32(b.builder.Len())
+	if err := b.builder.Append(record.Record{Timestamp: r.Timestamp.UnixMilli(), Key: r.Key, Value: r.Value, Headers: r.Headers}); err != nil {
+		if index == 0 { // don't leave an empty batch
+			l.batches = l.batches[:len(l.batches)-1]
+			l.open = nil
+		}
+		return Pending{}, fmt.Errorf("client: %w", err)
+	}
+	b.held += size
+	if b.builder.Size() >= l.p.limit {
+		l.open = nil
+		l.remind()
+	}
+	return Pending{b: b, index: index, at: now}, nil
+}
+
+// flush makes the open batch ready and returns all that have no answer.
+func (l *lane) flush() []*batch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open != nil {
+		l.open.flush = true
+		l.remind()
+	}
+	return append([]*batch(nil), l.batches...)
+}
+
+func (l *lane) resume(id identity) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failed != nil {
+		l.failed, l.id, l.nextSeq = nil, id, 0
+	}
+}
+
+// take gives the next batch to send, built, or how long to wait for it; wait is
+// negative when there is none.
+func (l *lane) take(now time.Time) (b *batch, wait time.Duration, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sent == len(l.batches) {
+		return nil, -1, nil
+	}
+	b = l.batches[l.sent]
+	if b == l.open {
+		if left := l.p.opts.Linger - now.Sub(b.created); left > 0 && !b.flush {
+			return nil, left, nil
+		}
+		l.open = nil
+	}
+	l.sent++
+	b.builder.SetProducer(l.id.id, l.id.epoch, l.nextSeq)
+	count := int32(b.builder.Len())
+	b.bytes, _, err = b.builder.Build(nil)
+	b.builder.Reset()
+	l.p.builders.Put(b.builder)
+	b.builder = nil
+	l.nextSeq = record.NextSequence(l.nextSeq, count)
+	return b, 0, err
+}
+
+// inFlight is the batches sent and not answered, oldest first. Only the worker
+// calls it, and only the worker shortens the list.
+func (l *lane) inFlight() []*batch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]*batch(nil), l.batches[:l.sent]...)
+}
+
+func (l *lane) hasWork() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.batches) > 0
+}
+
+// finish answers the oldest batch in flight.
+func (l *lane) finish(ack Ack) {
+	l.mu.Lock()
+	b := l.batches[0]
+	l.batches[0] = nil
+	l.batches = l.batches[1:]
+	l.sent--
+	l.mu.Unlock()
+	ack.Partition = l.partition
+	b.ack = ack
+	l.answer(b)
+}
+
+func (l *lane) answer(b *batch) {
+	b.doneAt = time.Now()
+	b.bytes = nil
+	close(b.done)
+	l.p.buffer.Release(b.held)
+}
+
+// fail answers everything with an error; the partition takes no more records.
+func (l *lane) fail(err error, executed bool) {
+	l.mu.Lock()
+	all := l.batches
+	l.batches, l.sent, l.open = nil, 0, nil
+	l.failed = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, Err: fmt.Errorf("the partition stopped before: %w", err)}
+	l.mu.Unlock()
+	for i, b := range all {
+		// What stands behind a batch that was refused can't have been stored.
+		maybe := b.attempts > 0 && executed
+		if i == 0 && !executed {
+			maybe = b.attempts > 1 && rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_PRODUCER_FENCED)
+		}
+		b.err = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, MaybeStored: maybe, Err: err}
+		l.answer(b)
+	}
+}
+
+// run is the worker.
+func (l *lane) run(ctx context.Context) {
+	attempt, fresh := 0, false
+	for {
+		if !l.hasWork() {
+			select {
+			case <-l.wake:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			l.fail(context.Cause(ctx), true)
+			return
+		}
+		if !l.hasWork() {
+			continue
+		}
+		answered, address, err := l.session(ctx, fresh)
+		if answered {
+			attempt = 0
+		}
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		attempt++
+		fresh = l.recover(ctx, address, err, attempt)
+	}
+}
+
+// recover deals with the end of a session and says whether brokers have to be
+// asked for the leader.
+func (l *lane) recover(ctx context.Context, address string, err error, attempt int) (fresh bool) {
+	reaction := reactToProduce(err)
+	head := l.inFlight()
+	l.p.c.log.DebugContext(ctx, "produce interrupted", "topic", l.p.opts.Topic, "partition", l.partition, "peer", address,
+		"reaction", reaction.String(), "attempt", attempt, "in_flight", len(head), "err", err)
+	if len(head) == 0 && reaction != giveUp {
+		reaction = resolve // nothing waits for an answer
+	}
+	switch reaction {
+	case giveUp:
+		l.fail(err, rpcerr.Executed(err))
+		return true
+	case settle:
+		if l.settle(ctx, err, head[0].created.Add(l.p.opts.DeliveryTimeout)) {
+			return true
+		}
+	case resolve:
+		if e, ok := rpcerr.From(err); ok && e.Reason == errorsv1.ErrorReason_ERROR_REASON_NOT_LEADER {
+			if hint := e.Metadata["leader_address"]; hint != "" && hint != address {
+				l.p.c.topicState(l.p.opts.Topic).hint(l.partition, hint)
+				if attempt == 1 {
+					return false
+				}
+			}
+		}
+	}
+	if l.expire(err) {
+		return true
+	}
+	_ = backoff.Sleep(ctx, l.p.c.retryDelay(attempt, err)) // run looks at ctx
+	return true
+}
+
+// expire fails the lane when its oldest batch has waited too long.
+func (l *lane) expire(last error) bool {
+	l.mu.Lock()
+	late := len(l.batches) > 0 && time.Since(l.batches[0].created) > l.p.opts.DeliveryTimeout
+	l.mu.Unlock()
+	if late {
+		l.fail(fmt.Errorf("no ack within %s; last: %w", l.p.opts.DeliveryTimeout, last), true)
+	}
+	return late
+}
+
+// answer is what the receiving half of a session passes on.
+type answer struct {
+	resp *brokerv1.ProduceResponse
+	err  error
+}
+
+// session produces to the present leader until something ends that. answered
+// says whether a batch was acked; a nil error means that nothing is left to do.
+func (l *lane) session(ctx context.Context, fresh bool) (answered bool, address string, err error) {
+	c, opts := l.p.c, &l.p.opts
+	if address, err = c.leader(ctx, opts.Topic, l.partition, fresh); err != nil {
+		return false, "", err
+	}
+	if address == "" {
+		return false, "", rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, 0, "%s/%d has no leader now", opts.Topic, l.partition)
+	}
+	service, err := c.service(address)
+	if err != nil {
+		return false, address, err
+	}
+	ctx, cancel := context.WithCancelCause(direct(ctx))
+	stream, err := service.Produce(ctx)
+	if err != nil {
+		cancel(nil)
+		return false, address, err
+	}
+	answers := make(chan answer)
+	var receiver sync.WaitGroup
+	receiver.Go(func() { receive(ctx, stream, answers) })
+	defer receiver.Wait()
+	defer cancel(nil)
+
+	stall := time.AfterFunc(opts.StallTimeout, func() { cancel(errStalled) })
+	defer stall.Stop()
+	s := &session{l: l, stream: stream, address: address, answers: answers, stall: stall}
+	err = s.run(ctx)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errStalled) {
+		err = errStalled
+	}
+	return s.answered, address, err
+}
+
+func receive(ctx context.Context, stream brokerv1.LogService_ProduceClient, answers chan<- answer) {
+	for {
+		resp, err := stream.Recv()
+		select {
+		case answers <- answer{resp, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// session is one Produce stream.
+type session struct {
+	l        *lane
+	stream   brokerv1.LogService_ProduceClient
+	address  string
+	answers  <-chan answer
+	stall    *time.Timer
+	request  int64 // number of the last request
+	head     int64 // number of the oldest request without an answer
+	answered bool
+}
+
+func (s *session) run(ctx context.Context) error {
+	s.head = 1
+	for _, b := range s.l.inFlight() {
+		if err := s.send(ctx, b); err != nil {
+			return err
+		}
+	}
+	timer := time.NewTimer(idleStream)
+	defer timer.Stop()
+	for {
+		wait, idle := idleStream, s.request < s.head
+		if int(s.request-s.head)+1 < s.l.p.opts.MaxInFlight {
+			b, left, err := s.l.take(time.Now())
+			if err != nil {
+				return err
+			}
+			if b != nil {
+				if idle {
+					s.stall.Reset(s.l.p.opts.StallTimeout)
+				}
+				if err := s.send(ctx, b); err != nil {
+					return err
+				}
+				continue
+			}
+			if left >= 0 {
+				wait = left
+			}
+		}
+		if idle {
+			s.stall.Stop()
+		}
+		timer.Reset(wait)
+		select {
+		case a := <-s.answers:
+			if err := s.take(a); err != nil {
+				return err
+			}
+		case <-s.l.wake:
+		case <-timer.C:
+			if idle && wait == idleStream && !s.l.hasWork() {
+				_ = s.stream.CloseSend() // the stream is cancelled next anyway
+				return nil
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// send sends one batch. The reason of a failure comes from the receiving half.
+func (s *session) send(ctx context.Context, b *batch) error {
+	s.request++
+	b.attempts++
+	req := &brokerv1.ProduceRequest{
+		Request: s.request, Partition: s.l.partition, Batches: b.bytes, Level: logv1.Level(s.l.p.opts.Level),
+	}
+	if s.request == 1 {
+		req.Topic = s.l.p.opts.Topic
+	}
+	err := s.stream.Send(req)
+	if !errors.Is(err, io.EOF) {
+		return err
+	}
+	for {
+		select {
+		case a := <-s.answers:
+			if err := s.take(a); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// take deals with an answer.
+func (s *session) take(a answer) error {
+	if a.err != nil {
+		if errors.Is(a.err, io.EOF) {
+			return io.EOF // ended without a refusal: open another
+		}
+		return a.err
+	}
+	result := a.resp.GetResult()
+	if a.resp.GetRequest() != s.head || s.request < s.head || result == nil {
+		return rpcerr.Internal(fmt.Errorf("broker %s answered request %d where %d was due", s.address, a.resp.GetRequest(), s.head))
+	}
+	s.head++
+	s.answered = true
+	s.stall.Reset(s.l.p.opts.StallTimeout)
+	s.l.finish(Ack{
+		Offset: result.GetBaseOffset(), Leadership: leadershipOf(result.GetLeadership()),
+		Levels: levelsOf(result.GetLevels()), Duplicate: result.GetDuplicate(), Broker: s.address,
+	})
+	return nil
+}

@@ -1,0 +1,158 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/braidlog/braid/pkg/backoff"
+	"github.com/braidlog/braid/pkg/rpcerr"
+	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
+	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
+)
+
+// Topic is what a client has to know of a topic.
+type Topic struct {
+	// ID is the topic's id, a UUID.
+	ID string
+	// Name is its name.
+	Name string
+	// Partitions are in order of index.
+	Partitions []Partition
+	// MinAckLevel is the level that an append waits for when it names none.
+	MinAckLevel Level
+	// MaxBatchBytes is the largest record batch taken.
+	MaxBatchBytes int64
+}
+
+// Partition says who leads a partition.
+type Partition struct {
+	Index int32
+	// LeaderID is the elected broker, 0 for none.
+	LeaderID int32
+	// LeaderAddress is where it is, empty when there is none.
+	LeaderAddress string
+	// LeaderEpoch is the partition's leader epoch.
+	LeaderEpoch int32
+	// Opened says whether the leader has opened its epoch.
+	Opened bool
+}
+
+// refreshPause is the least time between two questions about one topic: many
+// partitions lose their leader at once.
+const refreshPause = 40 * time.Millisecond
+
+// topicState is what the client remembers of a topic.
+type topicState struct {
+	// asking is held while a broker is asked, so that those who need the
+	// same answer wait for one question.
+	asking sync.Mutex
+
+	mu      sync.Mutex // guards all below
+	topic   *Topic     // immutable once here; nil before the first answer
+	asked   time.Time
+	leaders map[int32]string // by partition, from hints newer than topic
+}
+
+func (c *Client) topicState(name string) *topicState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	st, ok := c.topics[name]
+	if !ok {
+		st = &topicState{leaders: map[int32]string{}}
+		c.topics[name] = st
+	}
+	return st
+}
+
+// DescribeTopic asks any broker for a topic's partitions and leaders. A topic
+// that is not known is asked for again for Options.TopicPatience.
+func (c *Client) DescribeTopic(ctx context.Context, name string) (*Topic, error) {
+	patience := time.Now().Add(c.opts.TopicPatience)
+	for attempt := 1; ; attempt++ {
+		topic, err := c.describeTopic(ctx, name)
+		if err == nil {
+			c.topicState(name).put(topic, time.Now())
+			return topic, nil
+		}
+		if !rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION) || time.Now().After(patience) {
+			return nil, err
+		}
+		if werr := backoff.Sleep(ctx, c.retryDelay(attempt, err)); werr != nil {
+			return nil, fmt.Errorf("%w; last: %w", werr, err)
+		}
+	}
+}
+
+func (c *Client) describeTopic(ctx context.Context, name string) (*Topic, error) {
+	var resp *brokerv1.DescribeTopicResponse
+	err := c.ask(ctx, func(ctx context.Context, s brokerv1.LogServiceClient) (err error) {
+		resp, err = s.DescribeTopic(ctx, &brokerv1.DescribeTopicRequest{Topic: name})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("describe topic %s: %w", name, err)
+	}
+	out := &Topic{
+		ID: resp.GetTopicId(), Name: resp.GetName(),
+		MinAckLevel: Level(resp.GetMinAckLevel()), MaxBatchBytes: resp.GetMaxBatchBytes(),
+		Partitions: make([]Partition, len(resp.GetPartitions())),
+	}
+	for i, p := range resp.GetPartitions() {
+		out.Partitions[i] = Partition{
+			Index: p.GetPartition(), LeaderID: p.GetLeaderId(), LeaderAddress: p.GetLeaderAddress(),
+			LeaderEpoch: p.GetLeaderEpoch(), Opened: p.GetOpened(),
+		}
+	}
+	return out, nil
+}
+
+func (st *topicState) put(topic *Topic, now time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.topic, st.asked = topic, now
+	clear(st.leaders)
+}
+
+// hint remembers a leader's address from a refusal.
+func (st *topicState) hint(partition int32, address string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.leaders[partition] = address
+}
+
+func (st *topicState) known(partition int32) (address string, topic *Topic, asked time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	address = st.leaders[partition]
+	if address == "" && st.topic != nil && int(partition) < len(st.topic.Partitions) {
+		address = st.topic.Partitions[partition].LeaderAddress
+	}
+	return address, st.topic, st.asked
+}
+
+// leader is the address of a partition's leader, "" when there is none now.
+// With fresh, brokers are asked unless that happened a moment ago.
+func (c *Client) leader(ctx context.Context, name string, partition int32, fresh bool) (string, error) {
+	st := c.topicState(name)
+	address, topic, asked := st.known(partition)
+	if !fresh && address != "" {
+		return address, nil
+	}
+	if topic == nil || time.Since(asked) >= refreshPause {
+		st.asking.Lock()
+		if _, _, again := st.known(partition); again.Equal(asked) {
+			if _, err := c.DescribeTopic(ctx, name); err != nil {
+				st.asking.Unlock()
+				return "", err
+			}
+		}
+		st.asking.Unlock()
+	}
+	address, topic, _ = st.known(partition)
+	if partition < 0 || int(partition) >= len(topic.Partitions) {
+		return "", rpcerr.UnknownTopicOrPartition(fmt.Sprintf("%s/%d", name, partition))
+	}
+	return address, nil
+}
