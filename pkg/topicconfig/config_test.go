@@ -74,8 +74,8 @@ func TestParseNamesSettingValueAndWhatIsAllowed(t *testing.T) {
 
 func TestParseReportsAllProblemsAtOnce(t *testing.T) {
 	_, err := Parse(map[string]string{"zzz": "1", "flush": "no", "commit.rule": "either"})
-	joined, ok := err.(interface{ Unwrap() []error })
-	require.True(t, ok)
+	var joined interface{ Unwrap() []error }
+	require.ErrorAs(t, err, &joined)
 	assert.Len(t, joined.Unwrap(), 3)
 	assert.True(t, strings.HasPrefix(err.Error(), "topic setting commit.rule"), "in order of name")
 }

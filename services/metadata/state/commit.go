@@ -60,15 +60,17 @@ func (s *State) DecideCommit(r *metadatav1.CommitCombinedSegmentRequest) (
 	}
 	o := r.GetObject()
 	m := s.rlms[r.GetRlmId()]
+	open := m != nil && m.open && m.epoch == o.GetRlmEpoch()
 	if first := m.remembers(o.GetRlmEpoch(), o.GetSequence(), o.GetAttempt()); first != nil {
 		if first.size != r.GetSizeBytes() || first.crc32c != r.GetCrc32C() || len(first.outcomes) != len(r.GetRanges()) {
 			return nil, nil, &ConflictError{Subject: "object",
 				Reason: fmt.Sprintf("another command committed it at metadata offset %d", first.offset)}
 		}
-		return nil, c.response(first.offset, first.outcomes), nil
+		response := c.response(first.offset, first.outcomes)
+		response.RlmEpochClosed = !open
+		return nil, response, nil
 	}
 	outcomes := make([]byte, len(r.GetRanges()))
-	open := m != nil && m.open && m.epoch == o.GetRlmEpoch()
 	if !open || o.GetSequence() <= m.lastSequence() {
 		for i := range outcomes {
 			outcomes[i] = byte(notJudged)

@@ -418,25 +418,25 @@ func gcRuns() int {
 
 func TestNoCommittedRangeLosesItsBytes(t *testing.T) {
 	base := gcBase(t)
-	var real, plain gcStats
+	var machine, plain gcStats
 	for seed := range uint64(gcRuns()) {
-		if gcRun(seed, base.fork(), false, 200, &real) {
+		if gcRun(seed, base.fork(), false, 200, &machine) {
 			t.Fatalf("seed %d: a committed range has no bytes", seed)
 		}
 		if seed%4 == 0 { // the rule in words agrees with the machine, history by history
-			before := real
-			real = gcStats{}
-			gcRun(seed, base.fork(), false, 200, &real)
+			before := machine
+			machine = gcStats{}
+			gcRun(seed, base.fork(), false, 200, &machine)
 			plain = gcStats{}
 			gcRun(seed, &literalRule{}, false, 200, &plain)
-			require.Equal(t, real, plain, "seed %d", seed)
-			real = before
+			require.Equal(t, machine, plain, "seed %d", seed)
+			machine = before
 		}
 	}
-	t.Logf("%d runs: %+v", gcRuns(), real)
-	require.Positive(t, real.accepted)
-	require.Positive(t, real.refused)
-	require.Positive(t, real.scrubbed)
+	t.Logf("%d runs: %+v", gcRuns(), machine)
+	require.Positive(t, machine.accepted)
+	require.Positive(t, machine.refused)
+	require.Positive(t, machine.scrubbed)
 }
 
 func TestWeakerCommitRulesLoseBytes(t *testing.T) {

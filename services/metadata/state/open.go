@@ -23,7 +23,8 @@ import (
 // A repeat with the same content is true already: no events, and openedAt is the
 // offset of the entry that opened the epoch. Otherwise openedAt is
 // [State.EndOffset]. The errors are [*FieldError], [*UnknownPartitionError],
-// [*FencedError], [*ObjectEndError] (reconcile again), [*ChainMismatchError] and
+// [*FencedError], [*StaleBrokerEpochError] (the leader's session is over),
+// [*ObjectEndError] (reconcile again), [*ChainMismatchError] and
 // [*TransitionError].
 func (s *State) DecideOpenEpoch(r *metadatav1.OpenEpochRequest) (events []*metadatav1.Event, openedAt int64, err error) {
 	given, hash, err := openingFields(r)
@@ -46,6 +47,9 @@ func (s *State) DecideOpenEpoch(r *metadatav1.OpenEpochRequest) (events []*metad
 				Reason: fmt.Sprintf("leader epoch %d of %v was opened at %d with other content", p.leaderEpoch, p, p.epochStart)}
 		}
 		return nil, p.openedAt, nil
+	}
+	if err := s.CheckBrokerEpoch(p.leaderID, p.brokerEpoch); err != nil {
+		return nil, 0, err
 	}
 	switch {
 	case r.GetObjectEndOffset() != end:

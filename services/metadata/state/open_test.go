@@ -125,6 +125,14 @@ func TestOpenEpochRefusesATailThatNobodyWrote(t *testing.T) {
 	assert.ErrorAs(t, err, new(*state.TransitionError))
 }
 
+func TestOpenEpochNeedsALiveSession(t *testing.T) {
+	m, id := elected(t)
+	r := m.openRequest(id)
+	m.offline(3)
+	_, _, err := m.s.DecideOpenEpoch(r)
+	assert.ErrorAs(t, err, new(*state.StaleBrokerEpochError))
+}
+
 func TestOpenEpochRepeated(t *testing.T) {
 	m, id := elected(t)
 	r := m.openRequest(id)

@@ -62,6 +62,7 @@ type random struct {
 	topics  int
 	hashes  uint64
 	stats   map[string]int
+	watched map[state.PartitionID]*metadatav1.SegmentsReset
 }
 
 func TestRandomCommands(t *testing.T) {
@@ -71,7 +72,8 @@ func TestRandomCommands(t *testing.T) {
 	}
 	stats := map[string]int{}
 	for seed := range uint64(runs) {
-		w := &random{machine: newMachine(t, 3, 2), r: rand.New(rand.NewPCG(seed, 5)), seq: map[int32]int64{}, stats: stats}
+		w := &random{machine: newMachine(t, 3, 2), r: rand.New(rand.NewPCG(seed, 5)), seq: map[int32]int64{}, stats: stats,
+			watched: map[state.PartitionID]*metadatav1.SegmentsReset{}}
 		w.replica = w.replay()
 		for step := range 160 {
 			w.step()
@@ -97,7 +99,33 @@ func (w *random) write(events []*metadatav1.Event) int64 {
 	e := &metadatav1.Entry{}
 	require.NoError(w.t, proto.Unmarshal(w.log[len(w.log)-1], e))
 	require.NoError(w.t, w.replica.Apply(e))
+	for _, event := range w.replica.SegmentEvents(e) {
+		w.watch(event)
+	}
 	return at
+}
+
+// watch folds events into what a subscriber knows of a partition.
+func (w *random) watch(e *metadatav1.SegmentEvent) {
+	id := state.PartitionID{TopicCreationOffset: e.GetPartition().GetTopicCreationOffset(), Partition: e.GetPartition().GetPartition()}
+	known := w.watched[id]
+	if known == nil {
+		known = &metadatav1.SegmentsReset{Partition: e.GetPartition(), ObjectEndChainHash: make([]byte, 16)}
+		w.watched[id] = known
+	}
+	switch kind := e.GetKind().(type) {
+	case *metadatav1.SegmentEvent_RangeCommitted:
+		r := kind.RangeCommitted
+		known.Ranges = append(known.Ranges, r)
+		known.ObjectEndOffset, known.ObjectEndChainHash = r.GetEndOffset(), r.GetEndChainHash()
+	case *metadatav1.SegmentEvent_FenceRaised:
+		f := kind.FenceRaised
+		known.Fence, known.LeaderId, known.StartRule, known.Opened = f.GetFence(), f.GetLeaderId(), f.GetStartRule(), false
+	case *metadatav1.SegmentEvent_OpenedEpoch:
+		known.EpochStart, known.Lineage, known.Opened = kind.OpenedEpoch.GetStartOffset(), kind.OpenedEpoch.GetLineage(), true
+	case *metadatav1.SegmentEvent_Removed:
+		delete(w.watched, id)
+	}
 }
 
 func (w *random) step() {
@@ -240,7 +268,8 @@ func (w *random) open(p *plain) {
 		Partition: w.name(p), Fence: w.fenceOf(p), StartOffset: end.offset + w.r.Int64N(6), Lineage: p.lineage,
 		ObjectEndChainHash: end.hash[:], ObjectEndOffset: end.offset,
 	}
-	legal := p.leader != 0 && w.current(p)
+	b, known := w.s.Broker(p.leader)
+	legal := known && b.GetOnline() && w.current(p)
 	switch w.r.IntN(6) {
 	case 0:
 		r.Fence.LeaderEpoch--
@@ -446,6 +475,16 @@ func (w *random) check() {
 		assertLineage(w.t.(*testing.T), p.lineage, part.GetLineage())
 		require.Equal(w.t, p.end().offset, part.GetObjectEndOffset())
 		require.Equal(w.t, p.opened && w.current(p), part.GetOpened())
+	}
+	for id, known := range w.watched {
+		resets := w.s.Reset(id, 0, 1<<20)
+		require.Len(w.t, resets, 1)
+		now := resets[0]
+		now.Topic, now.Position = "", nil
+		if known.GetOpened() && !now.GetOpened() { // by a registration, of which this stream says nothing
+			now.Opened = true
+		}
+		require.True(w.t, proto.Equal(now, known), "a subscriber knows %v, but it is %v", known, now)
 	}
 	require.Equal(w.t, int64(ranges), w.s.RangeCount())
 	require.Equal(w.t, len(objects), w.s.ObjectCount(), "objects without ranges are forgotten, others are kept once")
