@@ -349,6 +349,15 @@ func TestSegmentsDescribeTheLog(t *testing.T) {
 	}
 	require.Equal(t, l.End(), next)
 	require.Equal(t, l.Size(), bytes)
+	for _, at := range []int64{0, 9, all[1].Base, next} {
+		want := int64(0)
+		for _, b := range readAll(t, l, at, 1) {
+			want += int64(len(b))
+		}
+		got, err := l.BytesFrom(at)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
 	_, chain := l.Tail()
 	require.Equal(t, chain, all[len(all)-1].EndChain)
 }
