@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -54,8 +55,8 @@ func (s *Server) mapController(err error) *rpcerr.Error {
 	case errors.Is(err, controller.ErrQueueFull):
 		return rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, "controller", "commands waiting", controller.QueueLength, soon)
 	case errors.Is(err, controller.ErrTooLarge):
-		return rpcerr.New(codes.InvalidArgument, errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED,
-			"the command's effect does not fit in a metadata entry of %d bytes", metalog.MaxGroupBytes).With("limit", metalog.MaxGroupBytes)
+		return rpcerr.InvalidField("request", fmt.Sprintf("its effect does not fit in a metadata entry of %d bytes: ask for less at once", metalog.MaxGroupBytes)).
+			With("limit", metalog.MaxGroupBytes)
 	case errors.Is(err, watch.ErrSlow):
 		start, end, _ := s.deps.Hub.Ring()
 		return rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, "subscriber", "entries behind", end-start, soon)

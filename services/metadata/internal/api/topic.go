@@ -76,15 +76,34 @@ func (s *Server) ListTopics(_ context.Context, r *metadatav1.ListTopicsRequest) 
 		return nil, rpcerr.InvalidField("page_token", "is not one that this service gave")
 	}
 	resp := &metadatav1.ListTopicsResponse{}
-	if err := s.read(func(st *state.State) { resp.Topics = st.Topics(string(after), size+1, false) }); err != nil {
+	next, more := string(after), false
+	err = s.read(func(st *state.State) {
+		for partitions := 0; ; {
+			page := st.Topics(next, 1, false)
+			if more = len(page) > 0; !more {
+				return
+			}
+			// A page also ends where its message would become too large.
+			partitions += len(page[0].GetPartitions())
+			if len(resp.Topics) == size || partitions > pagePartitions && len(resp.Topics) > 0 {
+				return
+			}
+			resp.Topics = append(resp.Topics, page[0])
+			next = page[0].GetName()
+		}
+	})
+	if err != nil {
 		return nil, err
 	}
-	if len(resp.Topics) > size {
-		resp.Topics = resp.Topics[:size]
-		resp.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(resp.Topics[size-1].GetName()))
+	if more {
+		resp.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(next))
 	}
 	return resp, nil
 }
+
+// pagePartitions bounds a page of topics by their partitions, about 100 bytes
+// each.
+const pagePartitions = 20_000
 
 func pageSize(asked int32, def, limit int) (int, error) {
 	switch {

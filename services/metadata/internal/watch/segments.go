@@ -59,6 +59,9 @@ func (h *Hub) Segments(ctx context.Context, interval time.Duration,
 				}
 			case <-more:
 			case <-ticker.C:
+				if !s.started {
+					continue // it has no position yet
+				}
 				if err := s.progress(); err != nil {
 					return err
 				}
