@@ -71,6 +71,8 @@ type View struct {
 	rlms    map[int32]RemoteLogManager
 	byName  map[string]*Topic
 	byID    map[string]*Topic
+
+	byCreation map[int64]*Topic
 }
 
 // Broker finds a broker by id.
@@ -106,6 +108,12 @@ func (v *View) Topic(name string) (*Topic, bool) {
 // TopicByID finds a live topic by id.
 func (v *View) TopicByID(id string) (*Topic, bool) {
 	t, ok := v.byID[id]
+	return t, ok
+}
+
+// TopicByCreation finds a live topic by its creation offset.
+func (v *View) TopicByCreation(offset int64) (*Topic, bool) {
+	t, ok := v.byCreation[offset]
 	return t, ok
 }
 

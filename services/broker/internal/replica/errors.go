@@ -203,7 +203,7 @@ func (e *TooManyProducersError) Error() string {
 
 // OutcomeUnknownError says that the records are in the leader's log but the
 // level asked for was not reached: AwaitDurability settles it (OUTCOME_UNKNOWN).
-// Offsets are unknown (-1) where the local write itself failed.
+// The same error tells that the local write itself failed.
 type OutcomeUnknownError struct {
 	Base, End  int64
 	Leadership lineage.Leadership

@@ -1,7 +1,13 @@
 package replica
 
 import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
 	"github.com/braidlog/braid/pkg/lineage"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	"github.com/braidlog/braid/services/broker/partition"
 )
 
@@ -19,12 +25,72 @@ type Offsets struct {
 	Leading bool
 }
 
+// Offsets tells where the partition stands.
+func (p *Partition) Offsets() Offsets {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.offsets()
+}
+
+// offsets is Offsets with mu held.
+func (p *Partition) offsets() Offsets {
+	v, _ := p.machine.View()
+	s, _ := p.machine.State()
+	out := Offsets{
+		LogStart: v.LogStart, LocalLogStart: -1, ObjectEnd: v.ObjectEnd, HighWatermark: v.ObjectEnd, LogEnd: v.ObjectEnd,
+		Fence: v.Fence, Lineage: v.Lineage, LeaderID: v.Leader, Leading: s == partition.Active,
+	}
+	if p.log != nil {
+		out.LocalLogStart, out.LogEnd = p.log.Start(), p.machine.Log().End
+	}
+	return out
+}
+
+// ConfirmLeadership asks the controller whether this broker still leads under
+// the fence it knows; nil if it does and its session is live.
+func (p *Partition) ConfirmLeadership(ctx context.Context) error {
+	p.mu.Lock()
+	_, _, err := p.machine.Admit()
+	if err != nil {
+		err = p.notActive(err)
+		p.mu.Unlock()
+		return err
+	}
+	v, _ := p.machine.View()
+	p.mu.Unlock()
+	client := metadatav1.NewTopicServiceClient(p.mgr.deps.Metadata.Controller())
+	resp, err := client.GetTopic(ctx, &metadatav1.GetTopicRequest{By: &metadatav1.GetTopicRequest_TopicId{TopicId: p.topicID}})
+	if err != nil {
+		return &UnavailableError{Reason: MetadataUnreachable, Message: "the controller can't be asked", Retry: time.Second, Err: err}
+	}
+	parts := resp.GetTopic().GetPartitions()
+	if resp.GetTopic().GetCreationOffset() != p.key.CreationOffset || int(p.partition) >= len(parts) {
+		return &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+	}
+	now := parts[p.partition]
+	if fenceFromProto(now.GetFence()) != v.Fence || !now.GetOpened() {
+		e := &NotLeaderError{LeaderID: now.GetLeaderId(), Epoch: now.GetFence().GetLeaderEpoch()}
+		if b, ok := p.mgr.Cluster().Broker(e.LeaderID); ok {
+			e.Address = b.Address
+		}
+		return e
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// A controller that was deposed without knowing it may still answer; heartbeats
+	// are confirmed only while its own lease is.
+	if !p.sessionLive() {
+		return &UnavailableError{Reason: MetadataUnreachable, Message: "the broker's session is not confirmed", Retry: time.Second}
+	}
+	return nil
+}
+
 // Finding is one reason why a partition does not move, or a thing worth knowing.
 type Finding struct {
 	// Code is stable: HEALTHY, NO_LEADER, LEADER_ELSEWHERE, LEADER_OFFLINE,
-	// RECOVERING, RESIGNING, LOG_OFFLINE, SESSION_LOST, PRODUCERS_RECOVERING,
-	// NO_REMOTE_LOG_MANAGER, UPLOADS_STALLED, BACKLOG_FULL, METADATA_UNREACHABLE,
-	// LOG_LOADING.
+	// FENCED, RECOVERING, RESIGNING, LOG_OFFLINE, SESSION_LOST,
+	// PRODUCERS_RECOVERING, NO_REMOTE_LOG_MANAGER, UPLOADS_STALLED,
+	// RANGES_REFUSED, BEHIND, BACKLOG_FULL, METADATA_UNREACHABLE, LOG_LOADING.
 	Code string
 	// Summary is one sentence for people.
 	Summary string
@@ -46,3 +112,113 @@ type Explanation struct {
 	ProducerCount   int
 	Findings        []Finding // most pressing first, never empty
 }
+
+// stalledAfter is how old an unanswered range is before it is worth a finding.
+const stalledAfter = 3 * time.Second
+
+// Explain says what state the partition is in and why it does not move.
+func (p *Partition) Explain() Explanation {
+	feed := p.mgr.feed.Status()
+	view := p.mgr.Cluster()
+	metadataErr := p.mgr.follower.Err()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	state, reason := p.machine.State()
+	v, known := p.machine.View()
+	out := Explanation{
+		TopicID: p.topicID, Partition: p.partition, BrokerID: p.mgr.cfg.BrokerID, State: state, Offsets: p.offsets(), RLMID: feed.RLMID,
+	}
+	if p.producers != nil {
+		out.ProducerCount = p.producers.head.Len()
+	}
+	x := explainer{p: p, out: &out}
+	switch {
+	case !known:
+		x.add(true, "LOG_LOADING", "The metadata service has not told this broker about the partition yet.")
+	case state == partition.Active:
+		out.UnuploadedBytes = p.machine.Unuploaded()
+		x.active(feed.RLMID, feed.LastError, feed.OldestUnanswered, feed.Since)
+	case state == partition.Offline:
+		x.add(true, "LOG_OFFLINE", "The local log can't be used until the broker is restarted.", "cause", reason)
+	case state == partition.Resigning:
+		x.add(true, "RESIGNING", "This broker gave up leading and has asked for an election.", "cause", reason, "leader_epoch", str(v.Fence.LeaderEpoch))
+	case state == partition.Fencing || state == partition.Recovering:
+		if p.loading {
+			x.add(true, "LOG_LOADING", "The local log is being opened and checked.")
+		}
+		x.add(true, "RECOVERING", "This broker was elected and reconciles its log, or waits for its opening.", "leader_epoch", str(v.Fence.LeaderEpoch), "object_end", str(v.ObjectEnd))
+	case v.Leader == 0:
+		x.add(true, "NO_LEADER", "No live broker may lead the partition.", "leader_epoch", str(v.Fence.LeaderEpoch))
+	case v.Leader == p.mgr.cfg.BrokerID:
+		x.add(true, "FENCED", "The fence belongs to an earlier registration of this broker.", "fence_broker_epoch", str(v.Fence.BrokerEpoch), "broker_epoch", str(p.mgr.epoch()))
+	default:
+		b, ok := view.Broker(v.Leader)
+		if ok && !b.Online {
+			x.add(true, "LEADER_OFFLINE", "The leader's session is over; an election follows.", "leader_id", str(v.Leader))
+		} else {
+			x.add(false, "LEADER_ELSEWHERE", "Another broker leads the partition.", "leader_id", str(v.Leader), "address", b.Address)
+		}
+	}
+	if metadataErr != nil {
+		x.add(false, "METADATA_UNREACHABLE", "The metadata stream is broken; what is known may be old.", "error", metadataErr.Error())
+	}
+	if len(out.Findings) == 0 {
+		x.add(false, "HEALTHY", "The partition takes appends and uploads them.")
+	}
+	return out
+}
+
+// explainer collects findings; the partition's mutex is held.
+type explainer struct {
+	p   *Partition
+	out *Explanation
+}
+
+func (x *explainer) add(blocking bool, code, summary string, evidence ...string) {
+	f := Finding{Code: code, Summary: summary, Blocking: blocking, Evidence: map[string]string{}}
+	for i := 0; i+1 < len(evidence); i += 2 {
+		f.Evidence[evidence[i]] = evidence[i+1]
+	}
+	x.out.Findings = append(x.out.Findings, f)
+}
+
+func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
+	p, m := x.p, x.p.machine
+	tail := m.Unuploaded()
+	if limit := p.cfg.WALMaxUnuploadedBytes; tail >= limit {
+		x.add(true, "BACKLOG_FULL", "Too much of the partition waits for its upload; appends are refused.", "unuploaded", str(tail), "limit", str(limit), "scope", "partition")
+	} else if all, limit := p.mgr.unuploaded.Load(), int64(p.mgr.cfg.MaxUnuploadedBytes); all >= limit {
+		x.add(true, "BACKLOG_FULL", "Too much of this broker's logs waits for its upload; appends are refused.", "unuploaded", str(all), "limit", str(limit), "scope", "broker")
+	}
+	if !p.sessionLive() {
+		x.add(false, "SESSION_LOST", "The broker's session is not confirmed: LEADER acks are not given.", "broker_epoch", str(p.mgr.epoch()))
+	}
+	if !m.ProducersReady() {
+		cause := "in progress"
+		if p.recoveryErr != nil {
+			cause = p.recoveryErr.Error()
+		}
+		x.add(true, "PRODUCERS_RECOVERING", "The producer state is not known yet: idempotent appends wait, nothing is uploaded.", "cause", cause)
+	}
+	if tail == 0 {
+		return
+	}
+	if rlm == 0 {
+		cause := "none is open"
+		if feedErr != nil {
+			cause = feedErr.Error()
+		}
+		x.add(true, "NO_REMOTE_LOG_MANAGER", "No remote-log manager takes this broker's ranges.", "cause", cause, "since", since.UTC().Format(time.RFC3339), "unuploaded", str(tail))
+	} else if age := time.Since(oldest); !oldest.IsZero() && age > stalledAfter {
+		x.add(true, "UPLOADS_STALLED", "The remote-log manager has ranges that it does not answer: the bucket is slow or down, or commits are not accepted.",
+			"oldest_age", age.Round(time.Millisecond).String(), "rlm_id", str(rlm), "unuploaded", str(tail))
+	}
+	if p.refused > 0 {
+		x.add(p.refused > 3, "RANGES_REFUSED", "Ranges of the partition are refused one after the other.", "outcome", p.lastBad, "count", strconv.Itoa(p.refused))
+	}
+	if len(x.out.Findings) == 0 {
+		x.add(false, "BEHIND", "Uploads are under way.", "unuploaded", str(tail))
+	}
+}
+
+func str[T int32 | int64](n T) string { return fmt.Sprint(n) }

@@ -2,18 +2,143 @@ package replica
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
 
-	"github.com/braidlog/braid/pkg/lineage"
+	"github.com/braidlog/braid/pkg/chainhash"
+	"github.com/braidlog/braid/pkg/topicconfig"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	"github.com/braidlog/braid/services/broker/internal/cluster"
+	"github.com/braidlog/braid/services/broker/internal/commitlog"
+	"github.com/braidlog/braid/services/broker/internal/remote"
 	"github.com/braidlog/braid/services/broker/partition"
 )
 
 // Partition is one partition on this broker.
 type Partition struct {
+	mgr       *Manager
 	topic     string
 	topicID   string
+	logID     commitlog.Identity
 	partition int32
 	key       cluster.Key
+	id        *logv1.TopicIdPartition // not to be changed
+	ranges    remote.Ranges
+
+	// logWork serializes what changes the log outside of the writer's role:
+	// reconciliation. It is held across input and output.
+	logWork sync.Mutex
+
+	// Guarded by the manager's mutex.
+	seen   topicconfig.Config // the settings last posted
+	absent bool               // the cluster's picture did not list it lately
+
+	mu      sync.Mutex // guards all below; not held across input or output
+	machine *partition.Machine
+	cfg     topicconfig.Config
+	log     *commitlog.Log // nil until first elected
+	loading bool
+	gone    bool // removed, or not ours any more
+
+	// busy says that somebody has the writer's role: steps the machine, writes
+	// the log, carries out effects.
+	busy      bool
+	events    eventQueue
+	queue     []*Ticket // appends to judge, from queueHead
+	queueHead int
+	group     []*Ticket // of the writer, reused
+	groupBuf  []byte    // ditto
+
+	parked    []*Ticket // wait for the producer state
+	parkTimer *time.Timer
+
+	producers   *ledger // nil until recovered in the present leadership
+	recoveryErr error   // last failure of the recovery
+
+	objectWaits waitQueue // also readers that wait for visibility
+	leaderWaits waitQueue // only while the session is not confirmed
+	waiting     int       // tickets and waiters held
+	counted     int64     // bytes counted in Manager.unuploaded
+
+	// fence is the one that the running tasks serve; endTasks ends them.
+	fence    partition.Fence
+	tasks    context.Context
+	endTasks context.CancelFunc
+
+	cursor  feedCursor
+	refused int       // ranges refused in a row
+	pause   time.Time // no range is cut before
+	lastBad string    // the last refusal, for people
+}
+
+// feedCursor remembers the chain hash where the next range begins.
+type feedCursor struct {
+	run, offset int64
+	hash        chainhash.Hash
+}
+
+// eventQueue holds events for the machine, and others of this package, in order.
+// Its length is bounded by what the metadata log says of one partition and by
+// the ranges outstanding.
+type eventQueue struct {
+	list []any
+	head int
+}
+
+func (q *eventQueue) empty() bool { return q.head == len(q.list) }
+
+func (q *eventQueue) put(ev any) { q.list = append(q.list, ev) }
+
+func (q *eventQueue) putFirst(ev any) {
+	q.list = append([]any{ev}, q.list[q.head:]...)
+	q.head = 0
+}
+
+func (q *eventQueue) take() any {
+	ev := q.list[q.head]
+	q.list[q.head] = nil
+	q.head++
+	if q.empty() {
+		q.list, q.head = q.list[:0], 0
+	}
+	return ev
+}
+
+// Events of this package beside those of the machine.
+type (
+	// loaded answers the opening of the log.
+	loaded struct {
+		log *commitlog.Log
+		err error
+	}
+	// recovered brings the producer state of a leadership.
+	recovered struct {
+		fence  partition.Fence
+		ledger *ledger
+	}
+	// configured brings the topic's settings.
+	configured struct{ cfg topicconfig.Config }
+	// vanished says that the cluster does not list the partition any more,
+	// without a deletion that was seen: it is left alone on disk.
+	vanished struct{}
+)
+
+func newPartition(m *Manager, t *cluster.Topic, index int32) (*Partition, error) {
+	id, err := commitlog.ParseTopicID(t.ID)
+	if err != nil {
+		return nil, err
+	}
+	p := &Partition{
+		mgr: m, topic: t.Name, topicID: t.ID, partition: index, key: t.Key(index), cfg: t.Config, seen: t.Config,
+		logID:   commitlog.Identity{TopicID: id, CreationOffset: t.CreationOffset, Partition: index},
+		id:      &logv1.TopicIdPartition{TopicId: t.ID, TopicCreationOffset: t.CreationOffset, Partition: index},
+		machine: partition.New(m.cfg.BrokerID, m.epoch(), partition.LogFacts{}),
+	}
+	p.tasks, p.endTasks = context.WithCancel(m.root)
+	return p, nil
 }
 
 // Topic is the topic's name.
@@ -25,92 +150,328 @@ func (p *Partition) TopicID() string { return p.topicID }
 // Index is the partition's index.
 func (p *Partition) Index() int32 { return p.partition }
 
-// Submit appends and returns once the batches are in the leader's log; or it
-// returns a typed error and nothing was stored. The one exception is a failed
-// local write: then the error is an OutcomeUnknownError.
-func (p *Partition) Submit(ctx context.Context, in AppendInput) (*Ticket, error) {
-	t := p.Enqueue(ctx, in)
-	if err := t.Admitted(ctx); err != nil {
-		return nil, err
+// FeedKey implements walfeed.Source.
+func (p *Partition) FeedKey() cluster.Key { return p.key }
+
+func (p *Partition) logger() *slog.Logger {
+	return p.mgr.log.With("topic_id", p.topicID, "topic", p.topic, "partition", p.partition)
+}
+
+// post hands events to the writer.
+func (p *Partition) post(events ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ev := range events {
+		p.events.put(ev)
 	}
-	return t, nil
+	if !p.busy {
+		p.busy = true
+		p.startWriter()
+	}
 }
 
-// Enqueue hands an append to the partition's writer and returns at once; appends
-// of one goroutine are judged and stored in the order in which they were handed
-// over. ctx bounds only the wait for the producer state before the append.
-func (p *Partition) Enqueue(ctx context.Context, in AppendInput) *Ticket { return &Ticket{} }
-
-// Ticket is an append under way.
-type Ticket struct{}
-
-// Admitted waits until the batches are in the leader's log, or returns the
-// refusal. When ctx ends first the append is withdrawn if it was not judged yet
-// (its error is returned), otherwise Admitted waits for the local write.
-func (t *Ticket) Admitted(ctx context.Context) error { return ctx.Err() }
-
-// Wait waits until the level asked for is reached. Errors are the refusal, if
-// there was one (nothing stored), or an OutcomeUnknownError.
-func (t *Ticket) Wait(ctx context.Context) (AppendResult, error) { return AppendResult{}, ctx.Err() }
-
-// Fetched is a run of committed batches.
-type Fetched struct {
-	// Batches are whole and checked. They alias dst where it was large enough
-	// and belong to the caller.
-	Batches []byte
-	// Base is the base offset of the first batch, at or below the offset asked
-	// for; Next is where to go on. Both are the offset asked for when there is
-	// nothing to read yet.
-	Base, Next    int64
-	HighWatermark int64
-	LogStart      int64
-	Lineage       lineage.Lineage // of the whole log; not to be changed
+// startWriter runs the writer in a goroutine of its own; the caller has set busy.
+func (p *Partition) startWriter() {
+	if !p.mgr.spawn(func() { p.work(nil) }) {
+		// The manager is closing: nobody will judge what waits.
+		p.busy = false
+		for _, t := range p.queue[p.queueHead:] {
+			p.refuse(t, ErrStopped)
+		}
+		p.queue, p.queueHead = nil, 0
+	}
 }
 
-// Read returns committed batches, the first being the one that holds from. At
-// most maxBytes are returned, except that the first batch always is. At the high
-// watermark the result is empty. It never returns a record at or above the high
-// watermark. Errors: OffsetOutOfRangeError, ExpiredError, NotLeaderError,
-// RecoveringError, UnavailableError, DamagedError.
-func (p *Partition) Read(ctx context.Context, from int64, maxBytes int, dst []byte) (Fetched, error) {
-	return Fetched{}, ctx.Err()
+// work holds the writer's role until nothing is left to do, or, for a caller
+// that came with its own append, until that is through.
+func (p *Partition) work(own *Ticket) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		switch {
+		case !p.events.empty():
+			p.handle(p.events.take())
+		case p.queueHead < len(p.queue):
+			p.appendGroup()
+		default:
+			p.busy = false
+			return
+		}
+		if own != nil && own.settled && (!p.events.empty() || p.queueHead < len(p.queue)) {
+			p.startWriter()
+			return
+		}
+	}
 }
 
-// WaitVisible waits until the record at offset is below the high watermark. It
-// fails with NotLeaderError or UnavailableError when this broker stops leading.
-func (p *Partition) WaitVisible(ctx context.Context, offset int64) error { return ctx.Err() }
-
-// CheckPosition answers a reader that goes on at offset and saw the record
-// before it written by last: nil, or a TruncatedError.
-func (p *Partition) CheckPosition(offset int64, last lineage.Leadership) error { return nil }
-
-// Offsets tells where the partition stands.
-func (p *Partition) Offsets() Offsets { return Offsets{} }
-
-// OffsetForTime finds the first visible record with a timestamp at or after ms,
-// in milliseconds since 1970.
-func (p *Partition) OffsetForTime(ctx context.Context, ms int64) (offset, timestamp int64, found bool, err error) {
-	return 0, 0, false, ctx.Err()
+// handle takes one event; it is called in the writer's role with mu held, and
+// gives it up while effects are carried out.
+func (p *Partition) handle(ev any) {
+	switch e := ev.(type) {
+	case loaded:
+		p.hydrate(e)
+	case recovered:
+		p.install(e)
+	case configured:
+		p.configure(e.cfg)
+	case vanished:
+		p.logger().Warn("the cluster does not list the partition any more; its directory is kept")
+		p.step(partition.Removed{}, false)
+	case partition.Removed:
+		p.step(e, true)
+	case partition.Event:
+		p.step(e, true)
+	}
 }
 
-// MaxTimestamp finds the visible record with the largest timestamp, the first
-// of them if there are several.
-func (p *Partition) MaxTimestamp(ctx context.Context) (offset, timestamp int64, found bool, err error) {
-	return 0, 0, false, ctx.Err()
+// step steps the machine and carries out what it asks for. forget says that a
+// removal may take the directory with it.
+func (p *Partition) step(ev partition.Event, forget bool) {
+	fx := p.machine.Step(ev)
+	p.settleTasks()
+	p.account()
+	if len(fx) == 0 {
+		return
+	}
+	p.mu.Unlock()
+	for _, e := range fx {
+		p.execute(e, forget)
+	}
+	p.mu.Lock()
 }
 
-// Await waits until everything below end, appended under leadership l, has
-// reached the level, and returns the set reached. Errors: TruncatedError,
-// ExpiredError, OffsetOutOfRangeError when that leadership has not written so
-// far, LevelUnreachableError, UnavailableError while this broker does not lead or
-// when ctx ends.
-func (p *Partition) Await(ctx context.Context, end int64, l lineage.Leadership, level partition.Level) ([]partition.Level, error) {
-	return nil, ctx.Err()
+// settleTasks ends the tasks of an older fence, or of a leadership that is over.
+func (p *Partition) settleTasks() {
+	v, _ := p.machine.View()
+	if v.Fence == p.fence {
+		return
+	}
+	p.fence = v.Fence
+	p.endTasks()
+	p.tasks, p.endTasks = context.WithCancel(p.mgr.root)
 }
 
-// ConfirmLeadership asks the controller whether this broker still leads under
-// the fence it knows; nil if it does and its session is live.
-func (p *Partition) ConfirmLeadership(ctx context.Context) error { return ctx.Err() }
+// account keeps the broker's sum of bytes that are not in the bucket.
+func (p *Partition) account() {
+	var now int64
+	if s, _ := p.machine.State(); s == partition.Active {
+		now = p.machine.Unuploaded()
+	}
+	if now != p.counted {
+		p.mgr.unuploaded.Add(now - p.counted)
+		p.counted = now
+	}
+}
 
-// Explain says what state the partition is in and why it does not move.
-func (p *Partition) Explain() Explanation { return Explanation{} }
+// execute carries out one effect, in the writer's role without mu.
+func (p *Partition) execute(fx partition.Effect, forget bool) {
+	switch e := fx.(type) {
+	case partition.Reconcile:
+		p.startReconcile(e)
+	case partition.CheckHash:
+		p.checkHash(e)
+	case partition.Open:
+		p.task("open", func(ctx context.Context) { p.open(ctx, e) })
+	case partition.RecoverProducers:
+		p.task("recover producers", func(ctx context.Context) { p.recoverProducers(ctx, e) })
+	case partition.Activate:
+		p.activate(e)
+	case partition.Advance:
+		p.advance(e.ObjectEnd)
+	case partition.Feed:
+		p.feedFrom()
+	case partition.Deposed:
+		p.deposed(e)
+	case partition.RequestElection:
+		p.logger().Warn("asking for an election", "leader_epoch", e.Fence.LeaderEpoch, "reason", e.Reason)
+		p.task("request election", func(ctx context.Context) { p.requestElection(ctx, e) })
+	case partition.Forget:
+		p.forget(forget)
+	}
+}
+
+// task runs fn beside the writer; its context ends with the present fence.
+func (p *Partition) task(name string, fn func(context.Context)) {
+	p.mu.Lock()
+	ctx := p.tasks
+	p.mu.Unlock()
+	if !p.mgr.spawn(func() { fn(ctx) }) {
+		p.logger().Debug("not started, the broker is stopping", "task", name)
+	}
+}
+
+// activate makes the new leadership part of the log.
+func (p *Partition) activate(e partition.Activate) {
+	p.mu.Lock()
+	log := p.log
+	p.producers, p.recoveryErr = nil, nil
+	p.refused, p.pause, p.lastBad = 0, time.Time{}, ""
+	p.mu.Unlock()
+	if err := log.AppendLineage(e.Entry); err != nil {
+		p.mu.Lock()
+		p.events.putFirst(partition.LogFailed{Err: err})
+		p.mu.Unlock()
+		return
+	}
+	p.logger().Info("leading", "leader_epoch", e.Fence.LeaderEpoch, "offset", e.Entry.StartOffset)
+}
+
+// advance answers what waited for the object end.
+func (p *Partition) advance(end int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.producers != nil {
+		if err := p.producers.committedTo(end); err != nil {
+			p.events.putFirst(partition.LogFailed{Err: err})
+			return
+		}
+	}
+	for w := p.objectWaits.pop(end); w != nil; w = p.objectWaits.pop(end) {
+		levels := p.levelsAt(w.end)
+		if len(levels) == 0 {
+			levels = levelsObject // deposed meanwhile; below the object end all the same
+		}
+		p.finish(w, levels, nil)
+	}
+	p.account()
+}
+
+// feedFrom begins to send again at the object end.
+func (p *Partition) feedFrom() {
+	p.mu.Lock()
+	if p.producers != nil {
+		p.producers.restart()
+	}
+	p.cursor = feedCursor{}
+	wait := time.Until(p.pause)
+	p.mu.Unlock()
+	if wait <= 0 {
+		p.mgr.feed.Wake(p)
+		return
+	}
+	// Refusals in a row: a little patience saves the bucket's bandwidth.
+	p.task("feed", func(ctx context.Context) {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			p.mgr.feed.Wake(p)
+		case <-ctx.Done():
+		}
+	})
+}
+
+// deposed answers everything that waited for this leadership.
+func (p *Partition) deposed(e partition.Deposed) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.logger().Info("leading no more", "reason", e.Reason, "offset", e.Kept)
+	for w := p.objectWaits.pop(e.Kept); w != nil; w = p.objectWaits.pop(e.Kept) {
+		p.finish(w, levelsObject, nil)
+	}
+	p.failWaits(&deposedError{reason: e.Reason, err: p.notLeader()})
+	p.producers = nil
+	p.unpark()
+	p.account()
+	p.mgr.feed.Remove(p)
+}
+
+// deposedError is why an append's outcome is unknown.
+type deposedError struct {
+	reason string
+	err    error
+}
+
+func (e *deposedError) Error() string { return "this broker stopped leading: " + e.reason }
+func (e *deposedError) Unwrap() error { return e.err }
+
+// failWaits ends every wait; mu is held.
+func (p *Partition) failWaits(err error) {
+	for _, q := range []*waitQueue{&p.objectWaits, &p.leaderWaits} {
+		for w := q.pop(maxOffset); w != nil; w = q.pop(maxOffset) {
+			p.finish(w, levelsNone, err)
+		}
+	}
+}
+
+const maxOffset = int64(math.MaxInt64)
+
+// forget ends the partition's life on this broker.
+func (p *Partition) forget(remove bool) {
+	p.mu.Lock()
+	log := p.log
+	p.log, p.gone = nil, true
+	p.endTasks()
+	p.failWaits(&UnknownPartitionError{Topic: p.topic, Partition: p.partition})
+	p.unpark()
+	p.account()
+	p.mu.Unlock()
+	p.mgr.feed.Remove(p)
+	p.ranges.Replace(nil)
+	p.mgr.removed(p)
+	p.logWork.Lock()
+	defer p.logWork.Unlock()
+	if log != nil {
+		if err := log.Close(); err != nil {
+			p.logger().Warn("closing the log of a removed partition", "err", err)
+		}
+	}
+	if !remove {
+		return
+	}
+	if err := p.mgr.dir.RemovePartition(p.logID.TopicID, p.partition); err != nil {
+		p.logger().Error("the directory of a deleted partition stays", "err", err)
+		return
+	}
+	p.logger().Info("partition deleted")
+}
+
+// configure takes new settings; in the writer's role with mu held.
+func (p *Partition) configure(cfg topicconfig.Config) {
+	old := p.cfg
+	p.cfg = cfg
+	log := p.log
+	if log == nil || old.Flush == cfg.Flush {
+		return
+	}
+	p.mu.Unlock()
+	err := log.SetFlushPolicy(flushPolicy(cfg))
+	p.mu.Lock()
+	if err != nil && !errors.Is(err, commitlog.ErrClosed) {
+		p.events.putFirst(partition.LogFailed{Err: err})
+	}
+}
+
+func flushPolicy(cfg topicconfig.Config) commitlog.FlushPolicy {
+	if cfg.Flush == topicconfig.FlushAlways {
+		return commitlog.FlushAlways
+	}
+	return commitlog.FlushOS
+}
+
+// close ends the partition with the manager, once nothing works on it any more:
+// it keeps what a quick return needs and closes the log.
+func (p *Partition) close() error {
+	p.mu.Lock()
+	log, state := p.log, p.producers
+	p.log = nil
+	p.failWaits(ErrStopped)
+	p.endTasks()
+	if p.parkTimer != nil {
+		p.parkTimer.Stop()
+	}
+	for _, t := range p.parked {
+		p.refuse(t, ErrStopped)
+	}
+	p.parked = nil
+	p.mu.Unlock()
+	if log == nil {
+		return nil
+	}
+	var err error
+	if state != nil && state.committed.End() >= log.Start() && log.Failed() == nil && log.Damage() == nil {
+		snap := state.committed.Snapshot()
+		err = log.SaveSnapshot(snap.End, snap.Append(nil))
+	}
+	return errors.Join(err, log.Close())
+}
