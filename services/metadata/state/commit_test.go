@@ -323,6 +323,7 @@ func TestCommitOfADeposedLeaderIsFenced(t *testing.T) {
 	assert.Equal(t, []outcome{fenced}, outcomes(between), "fenced, though nobody opened yet")
 	assert.Nil(t, between.GetVerdicts()[0].NextEpochStart)
 	assert.False(t, between.GetVerdicts()[0].GetOpened())
+	assert.Equal(t, []outcome{fenced}, outcomes(m.commit(m.command(2, 1, m.descriptor(ids[0], 50, 0)))), "nor may the elected one, yet")
 
 	m.openAt(ids[0], 41)
 	m.commit(m.command(2, 1, m.descriptor(ids[0], 151, 0)))
