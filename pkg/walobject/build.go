@@ -30,8 +30,8 @@ type Header struct {
 
 // Range is one range on its way into an object.
 type Range struct {
-	// Footer is what the object will say of it. Build sets position and length
-	// in its descriptor; length and checksum must be Data's already verified.
+	// Footer is what the object will say of it. Build sets the position in its
+	// descriptor; length and checksum must be Data's, verified.
 	Footer *storagev1.RangeFooter
 	// Data is the range's bytes; they are kept, not copied.
 	Data []byte
@@ -102,7 +102,9 @@ func Build(h Header, ranges []Range) (*Object, error) {
 		if d.GetLengthBytes() != int64(len(r.Data)) {
 			return nil, fail(ErrInvalid, "range", "range %d has %d bytes and says %d", i, len(r.Data), d.GetLengthBytes())
 		}
-		d.Position = data
+		if d.GetPosition() != data {
+			d.Position = data // a second build of the same ranges only reads them
+		}
 		if err := checkDescriptor(d); err != nil {
 			return nil, &Error{Kind: ErrInvalid, Part: "range", Reason: fmt.Sprintf("range %d", i), Err: err}
 		}

@@ -355,6 +355,9 @@ func (p *Planner) Abandoned(now time.Duration, obj Object) *Effects {
 	return p.settle(now)
 }
 
+// Holds reports whether an object is still to be uploaded or judged.
+func (p *Planner) Holds(obj Object) bool { return p.object(obj) != nil }
+
 func (p *Planner) object(obj Object) *object {
 	for _, list := range [...][]*object{p.objects, p.orphans} {
 		for _, o := range list {

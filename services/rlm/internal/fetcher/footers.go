@@ -1,0 +1,78 @@
+package fetcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/braidlog/braid/pkg/walobject"
+	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
+)
+
+// footerGuess is how much of an object's end is read first: enough for the
+// footer of a few hundred ranges.
+const footerGuess = 64 << 10
+
+// Footer reads the footer of an object of the given size: from its block if
+// that is cached, else with one GET of the object's end, or two if the footer is
+// large.
+func (f *Fetcher) Footer(ctx context.Context, object string, size int64) (*storagev1.CombinedObjectFooter, error) {
+	if size < walobject.TrailerSize {
+		return nil, &DamageError{Object: object, Length: size, Offset: -1, Err: fmt.Errorf("an object of %d bytes has no footer", size)}
+	}
+	f.mu.Lock()
+	closed, b := f.closed, f.cache.get(key{object, 0})
+	f.mu.Unlock()
+	if closed {
+		return nil, ErrClosed
+	}
+	if b != nil && int64(len(b.data)) == size {
+		f.metrics.hit(ctx)
+		return f.decode(object, b.data, size)
+	}
+	need := min(size, footerGuess)
+	for {
+		tail, err := f.tail(ctx, object, size, need)
+		if err != nil {
+			return nil, err
+		}
+		footer, err := f.decode(object, tail, size)
+		var short *walobject.Error
+		if errors.As(err, &short) && errors.Is(short, walobject.ErrShort) && short.Need > need && short.Need <= size {
+			need = short.Need
+			continue
+		}
+		return footer, err
+	}
+}
+
+func (f *Fetcher) decode(object string, tail []byte, size int64) (*storagev1.CombinedObjectFooter, error) {
+	footer, err := walobject.ReadFooter(tail, size)
+	if err != nil {
+		return nil, &DamageError{Object: object, Position: size - int64(len(tail)), Length: int64(len(tail)), Offset: -1, Err: err}
+	}
+	return footer, nil
+}
+
+// tail reads the last n bytes of an object.
+func (f *Fetcher) tail(caller context.Context, object string, size, n int64) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(caller, f.cfg.ReadTimeout)
+	defer cancel()
+	stop := context.AfterFunc(f.ctx, cancel)
+	defer stop()
+	select {
+	case f.slots <- struct{}{}:
+		defer func() { <-f.slots }()
+	case <-ctx.Done():
+		return nil, f.mapError(ctx, object, context.Cause(ctx))
+	}
+	f.metrics.miss(ctx)
+	buf := make([]byte, n)
+	if _, err := f.store.ReadRange(ctx, object, size-n, buf); err != nil {
+		if caller.Err() != nil {
+			return nil, context.Cause(caller)
+		}
+		return nil, f.mapError(ctx, object, err)
+	}
+	return buf, nil
+}

@@ -1,0 +1,46 @@
+package fetcher
+
+import "container/list"
+
+// lru keeps the blocks used last, bounded by their bytes.
+type lru struct {
+	limit, size int64
+	order       list.List // of *cached, the last used first
+	byKey       map[key]*list.Element
+}
+
+type cached struct {
+	key   key
+	block *block
+}
+
+func (l *lru) init(limit int64) {
+	l.limit, l.byKey = limit, make(map[key]*list.Element)
+}
+
+func (l *lru) get(k key) *block {
+	e := l.byKey[k]
+	if e == nil {
+		return nil
+	}
+	l.order.MoveToFront(e)
+	return e.Value.(*cached).block
+}
+
+// put adds a block, unless it is larger than the whole cache, and drops those
+// that were not used for longest.
+func (l *lru) put(k key, b *block) {
+	n := int64(cap(b.data))
+	if n > l.limit || l.byKey[k] != nil {
+		return
+	}
+	for l.size+n > l.limit {
+		last := l.order.Back()
+		c := last.Value.(*cached)
+		l.order.Remove(last)
+		delete(l.byKey, c.key)
+		l.size -= int64(cap(c.block.data))
+	}
+	l.byKey[k] = l.order.PushFront(&cached{k, b})
+	l.size += n
+}
