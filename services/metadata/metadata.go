@@ -220,7 +220,8 @@ func (s *Server) load(ctx context.Context, store objstore.Store) (err error) {
 		}
 		// The first controller will claim the bucket prefix. That it can't is
 		// better said now; another replica may be doing it at this moment.
-		if _, err := controller.Claimable(ctx, store); err == nil || attempt == 3 {
+		claimed := func(ctx context.Context) (controller.Identity, error) { return controller.Claimed(ctx, s.metalog) }
+		if _, err := controller.Claimable(ctx, store, claimed); err == nil || attempt == 3 {
 			return err
 		}
 	}

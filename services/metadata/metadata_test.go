@@ -12,10 +12,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/braidlog/braid/pkg/chainhash"
+	"github.com/braidlog/braid/pkg/config"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"github.com/braidlog/braid/services/metadata"
 	"github.com/braidlog/braid/services/metadata/metadatatest"
 )
 
@@ -349,7 +351,9 @@ func TestListTopicsInPages(t *testing.T) {
 // broker epoch.
 func TestLeadersAreReplaced(t *testing.T) {
 	ctx := bounded(t)
-	cluster := metadatatest.Start(t, metadatatest.Options{})
+	cluster := metadatatest.Start(t, metadatatest.Options{Change: func(c *metadata.Config) {
+		c.OpenTimeout = config.Duration(time.Second)
+	}})
 	c := of(cluster.Controller())
 	one, two := registerBroker(t, ctx, c, 1), registerBroker(t, ctx, c, 2)
 	stopOne, stopTwo := beat(t, c, 1, one.GetBrokerEpoch()), beat(t, c, 2, two.GetBrokerEpoch())

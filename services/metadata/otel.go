@@ -24,7 +24,7 @@ func (s *Server) observe(m metric.Meter) (func() error, error) {
 	ranges := gauge("metadata.ranges.live", "{range}", "Committed ranges of live topics.")
 	objects := gauge("metadata.objects.live", "{object}", "Combined objects with a live range.")
 	topics := gauge("metadata.topics", "{topic}", "Live topics.")
-	leading := gauge("metadata.controller.leading", "1", "1 while this replica is the controller.")
+	leading := gauge("metadata.controller.leading", "{controller}", "1 while this replica is the controller.")
 	queue := gauge("metadata.controller.queue", "{command}", "Commands waiting for the controller.")
 	sessions := gauge("metadata.sessions.live", "{session}", "Live sessions of brokers and remote-log managers, on the controller.")
 	ringEntries := gauge("metadata.watch.ring.entries", "{entry}", "Newest entries in memory for watchers.")

@@ -327,7 +327,14 @@ func TestASecondClusterOnTheSameBucketPrefixIsRefused(t *testing.T) {
 	ctx := bounded(t)
 	store := memstore.New(memstore.Options{})
 	first := metadatatest.Start(t, metadatatest.Options{Store: store})
-	_, err := store.Create(ctx, first.Controller().ClusterID()+"/wal/object", objstore.NewParts([]byte("x")))
+	// Even while the first has nothing but its marker there.
+	early := metadatatest.Start(t, metadatatest.Options{})
+	other := early.Config(9)
+	other.Etcd.Prefix = "/other/"
+	early.Store = store
+	_, err := early.Build(ctx, other, nil)
+	require.ErrorContains(t, err, "claimed by cluster "+first.Controller().ClusterID())
+	_, err = store.Create(ctx, first.Controller().ClusterID()+"/wal/object", objstore.NewParts([]byte("x")))
 	require.NoError(t, err)
 	second := metadatatest.Start(t, metadatatest.Options{})
 	foreign := second.Config(9)
@@ -379,6 +386,41 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 	_, err = cluster.Build(ctx, cfg, nil)
 	require.ErrorContains(t, err, "id")
 	require.ErrorContains(t, err, "controller.lease-ttl")
+}
+
+// A bootstrap may be cut short between any two of its effects: the next one takes
+// it up under the same identity.
+func TestABootstrapThatWasCutShort(t *testing.T) {
+	ctx := bounded(t)
+	store := &failingOnce{Store: memstore.New(memstore.Options{})}
+	cluster := metadatatest.Start(t, metadatatest.Options{Store: store})
+	id := cluster.Controller().ClusterID()
+	assert.NotEmpty(t, id)
+	assert.Equal(t, int64(2), store.creates.Load(), "the first attempt left the claim in etcd only")
+
+	// The marker is there, the log is not.
+	etcd := cluster.Replicas()[0].Etcd
+	require.NoError(t, cluster.Replicas()[0].Stop())
+	for _, key := range []string{"/braid/log/", "/braid/end"} {
+		_, err := etcd.Delete(ctx, key, clientv3.WithPrefix())
+		require.NoError(t, err)
+	}
+	again := cluster.Add()
+	require.Same(t, again, cluster.Controller())
+	assert.Equal(t, id, again.ClusterID())
+}
+
+// failingOnce fails the first create without an effect.
+type failingOnce struct {
+	*memstore.Store
+	creates atomic.Int64
+}
+
+func (s *failingOnce) Create(ctx context.Context, name string, body objstore.Body) (objstore.Attrs, error) {
+	if s.creates.Add(1) == 1 {
+		return objstore.Attrs{}, &objstore.Error{Name: name, Kind: objstore.ErrUnavailable}
+	}
+	return s.Store.Create(ctx, name, body)
 }
 
 // Whoever finds that etcd was rolled back stops, instead of serving a blend.

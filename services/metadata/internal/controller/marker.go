@@ -11,6 +11,7 @@ import (
 
 	"github.com/braidlog/braid/pkg/objstore"
 	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
+	"github.com/braidlog/braid/services/metadata/internal/metalog"
 )
 
 // MarkerName is the object that claims a bucket prefix for one cluster.
@@ -75,10 +76,12 @@ func CheckMarker(ctx context.Context, store objstore.Reader, clusterID string) e
 }
 
 // Claimable says whether a cluster that is to begin may use the bucket prefix:
-// it is empty, or holds nothing but a marker that an earlier bootstrap left
-// there before it could write to etcd, which is returned. Everything else is a
-// reason to refuse.
-func Claimable(ctx context.Context, store MarkerStore) (*storagev1.ClusterMarker, error) {
+// it is empty, or holds nothing but the marker of the cluster that claimed says
+// this etcd is to begin (an earlier bootstrap was cut short), which is returned.
+// Everything else is a reason to refuse: a marker alone does not show that
+// another etcd's cluster is not about to write there. claimed is asked after the
+// bucket, and returns the zero Identity if there is no claim.
+func Claimable(ctx context.Context, store MarkerStore, claimed func(context.Context) (Identity, error)) (*storagev1.ClusterMarker, error) {
 	m, err := ReadMarker(ctx, store)
 	if err != nil {
 		return nil, err
@@ -96,44 +99,81 @@ func Claimable(ctx context.Context, store MarkerStore) (*storagev1.ClusterMarker
 			return nil, fmt.Errorf("%w: it is not empty, it holds %q", ErrForeignPrefix, a.Name)
 		}
 	}
+	if m == nil {
+		return nil, nil //nolint:nilnil // none is an answer
+	}
+	id, err := claimed(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case id != Identity{m.GetClusterId(), m.GetIncarnation()}:
+		return nil, fmt.Errorf("%w: it is claimed by cluster %s, whose metadata log is not in this etcd (nothing else is in it: if that cluster is gone for good, delete %s)",
+			ErrForeignPrefix, m.GetClusterId(), MarkerName)
+	}
 	return m, nil
 }
 
-// Claim makes the bucket prefix this cluster's before its log begins, and
-// returns the identity that the log shall begin with: the fresh one, or that of
-// the marker that [Claimable] found.
-func Claim(ctx context.Context, store MarkerStore, fresh Identity, now time.Time) (Identity, error) {
-	m, err := Claimable(ctx, store)
-	if err != nil {
-		return Identity{}, err
+// Claim makes the bucket prefix this cluster's before its log begins. The
+// identity must be in etcd already, where the next bootstrap finds it should
+// this one be cut short.
+func Claim(ctx context.Context, store MarkerStore, id Identity, now time.Time) error {
+	m, err := Claimable(ctx, store, func(context.Context) (Identity, error) { return id, nil })
+	if err != nil || m != nil {
+		return err
 	}
-	if m != nil {
-		return Identity{m.GetClusterId(), m.GetIncarnation()}, nil
-	}
-	content, err := proto.Marshal(&storagev1.ClusterMarker{
-		FormatVersion: 1, ClusterId: fresh.ClusterID, Incarnation: fresh.Incarnation, CreateTime: timestamppb.New(now),
-	})
+	content, err := encodeIdentity(id, now)
 	if err != nil {
-		return Identity{}, fmt.Errorf("encode the cluster marker: %w", err)
+		return err
 	}
 	_, err = store.Create(ctx, MarkerName, objstore.NewParts(content))
 	if err == nil {
-		return fresh, nil
+		return nil
 	}
 	if !errors.Is(err, objstore.ErrExists) && !errors.Is(err, objstore.ErrAmbiguous) {
-		return Identity{}, fmt.Errorf("create the cluster marker: %w", err)
+		return fmt.Errorf("create the cluster marker: %w", err)
 	}
-	// Our own lost success, or another bootstrap that was faster: what stands
-	// there decides, if it is that of a cluster that has nothing yet. Ours has
-	// our id; another's will write to its own etcd.
+	// Our own lost success, or another cluster that was faster: what stands there
+	// decides.
 	m, readErr := ReadMarker(ctx, store)
 	switch {
 	case readErr != nil:
-		return Identity{}, errors.Join(err, readErr)
+		return errors.Join(err, readErr)
 	case m == nil:
-		return Identity{}, fmt.Errorf("create the cluster marker: %w", err)
-	case m.GetClusterId() != fresh.ClusterID:
-		return Identity{}, fmt.Errorf("%w: cluster %s claimed it at the same time", ErrForeignPrefix, m.GetClusterId())
+		return fmt.Errorf("create the cluster marker: %w", err)
+	case id != Identity{m.GetClusterId(), m.GetIncarnation()}:
+		return fmt.Errorf("%w: cluster %s claimed it at the same time", ErrForeignPrefix, m.GetClusterId())
 	}
-	return fresh, nil
+	return nil
+}
+
+func encodeIdentity(id Identity, now time.Time) ([]byte, error) {
+	content, err := proto.Marshal(&storagev1.ClusterMarker{
+		FormatVersion: 1, ClusterId: id.ClusterID, Incarnation: id.Incarnation, CreateTime: timestamppb.New(now),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the cluster's identity: %w", err)
+	}
+	return content, nil
+}
+
+// decodeIdentity reads a claim; nothing is the zero Identity.
+func decodeIdentity(content []byte) (Identity, error) {
+	if len(content) == 0 {
+		return Identity{}, nil
+	}
+	m := new(storagev1.ClusterMarker)
+	if err := proto.Unmarshal(content, m); err != nil || m.GetClusterId() == "" || m.GetIncarnation() == 0 {
+		return Identity{}, fmt.Errorf("%w: the claim in etcd can't be read", metalog.ErrDamaged)
+	}
+	return Identity{m.GetClusterId(), m.GetIncarnation()}, nil
+}
+
+// Claimed returns the identity that a bootstrap on this log has settled on; the
+// zero Identity if there was none.
+func Claimed(ctx context.Context, log *metalog.Log) (Identity, error) {
+	content, err := log.Claimed(ctx)
+	if err != nil {
+		return Identity{}, err
+	}
+	return decodeIdentity(content)
 }

@@ -76,7 +76,7 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 	}
 	var events []*metadatav1.Event
 	if head.EndOffset() == 0 {
-		id, err := Claim(ctx, c.deps.Store, c.deps.NewIdentity(), time.Now())
+		id, err := c.claim(ctx, guard)
 		if err != nil {
 			return nil, fmt.Errorf("bootstrap: %w", err)
 		}
@@ -111,6 +111,25 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 		}
 	}
 	return t, nil
+}
+
+// claim settles the identity of a cluster that is to begin, first in etcd, so
+// that a bootstrap cut short anywhere is taken up again, then in the bucket.
+func (c *Controller) claim(ctx context.Context, guard metalog.Guard) (Identity, error) {
+	now := time.Now()
+	fresh, err := encodeIdentity(c.deps.NewIdentity(), now)
+	if err != nil {
+		return Identity{}, err
+	}
+	content, err := c.deps.Log.Claim(ctx, guard, fresh)
+	if err != nil {
+		return Identity{}, err
+	}
+	id, err := decodeIdentity(content)
+	if err != nil {
+		return Identity{}, err
+	}
+	return id, Claim(ctx, c.deps.Store, id, now)
 }
 
 // group is what is committed together.

@@ -138,3 +138,36 @@ func (l *Log) judge(g Guard, base int64, writeID []byte, resp *clientv3.TxnRespo
 		return false, fmt.Errorf("append at %d: %w: it ends at %d", base, ErrConflict, end)
 	}
 }
+
+// Claim stores value for the log that is to begin, unless something was stored
+// before, and returns what is stored. An error leaves open whether value was;
+// claiming again finds out.
+func (l *Log) Claim(ctx context.Context, g Guard, value []byte) ([]byte, error) {
+	resp, err := l.commit(ctx,
+		[]clientv3.Cmp{
+			clientv3.Compare(clientv3.CreateRevision(g.Key), "=", g.CreateRevision),
+			clientv3.Compare(clientv3.CreateRevision(l.claimKey()), "=", 0),
+		},
+		[]clientv3.Op{clientv3.OpPut(l.claimKey(), string(value))},
+		[]clientv3.Op{clientv3.OpGet(l.claimKey())})
+	switch {
+	case err != nil:
+		return nil, unreachable(ctx, "claim", err)
+	case resp.Succeeded:
+		return value, nil
+	}
+	stored := resp.Responses[0].GetResponseRange().GetKvs()
+	if len(stored) == 0 {
+		return nil, fmt.Errorf("claim: %w", ErrDeposed)
+	}
+	return stored[0].Value, nil
+}
+
+// Claimed returns what [Log.Claim] has stored, nil for nothing.
+func (l *Log) Claimed(ctx context.Context) ([]byte, error) {
+	resp, err := l.get(ctx, "read claim", l.claimKey())
+	if err != nil || len(resp.Kvs) == 0 {
+		return nil, err
+	}
+	return resp.Kvs[0].Value, nil
+}

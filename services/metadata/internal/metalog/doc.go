@@ -1,8 +1,9 @@
 // Package metalog keeps the metadata log in etcd.
 //
 // The log is a dense sequence of entries. Below a key prefix, "log/<20 digits>"
-// holds the entry of that offset, "end" the log's end in decimal, and
-// "leader/…" the election of the one replica that may append.
+// holds the entry of that offset, "end" the log's end in decimal, "claim"
+// the identity that the log is to begin with, and "leader/…" the election of the
+// one replica that may append.
 //
 // # Writing
 //

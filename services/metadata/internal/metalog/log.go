@@ -80,6 +80,8 @@ func (l *Log) LeaderPrefix() string { return l.opts.Prefix + "leader" }
 
 func (l *Log) endKey() string { return l.opts.Prefix + "end" }
 
+func (l *Log) claimKey() string { return l.opts.Prefix + "claim" }
+
 func (l *Log) entryPrefix() string { return l.opts.Prefix + "log/" }
 
 func (l *Log) entryKey(offset int64) string { return fmt.Sprintf("%s%020d", l.entryPrefix(), offset) }

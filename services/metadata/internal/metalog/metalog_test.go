@@ -393,3 +393,21 @@ func TestEndIsDecimal(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, strconv.Itoa(12), string(got.Kvs[0].Value))
 }
+
+func TestTheFirstClaimStands(t *testing.T) {
+	w := newWorld(t)
+	g, resign := w.lead(t)
+	none, err := w.log().Claimed(w.ctx)
+	require.NoError(t, err)
+	assert.Nil(t, none)
+	_, err = w.log().Claim(w.ctx, metalog.Guard{Key: g.Key, CreateRevision: g.CreateRevision + 1}, []byte("x"))
+	require.ErrorIs(t, err, metalog.ErrDeposed)
+	got, err := w.faulty(answerLost).Claim(w.ctx, g, []byte("first"))
+	require.Error(t, err)
+	assert.Nil(t, got)
+	resign()
+	g, _ = w.lead(t)
+	got, err = w.log().Claim(w.ctx, g, []byte("second"))
+	require.NoError(t, err)
+	assert.Equal(t, "first", string(got))
+}
