@@ -62,6 +62,7 @@ type WALConfig struct {
 	MaxRanges       int
 	HedgeMin        config.Duration
 	PutTimeout      config.Duration
+	FlushTimeout    config.Duration
 	Buffer          config.Size
 	PartitionCredit config.Size
 	StreamCredit    config.Size
@@ -116,6 +117,7 @@ func (c *WALConfig) register(prefix string, fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxRanges, key("max-ranges"), 4096, "ranges of an object, at most 4096")
 	config.DurationVar(fs, &c.HedgeMin, key("hedge-min"), 50*time.Millisecond, "least age at which a slow upload gets a second attempt; it is the 95th percentile of the last ones when that is more; 0s never hedges")
 	config.DurationVar(fs, &c.PutTimeout, key("put-timeout"), 30*time.Second, "bound of one attempt to upload an object")
+	config.DurationVar(fs, &c.FlushTimeout, key("flush-timeout"), 20*time.Second, "wait at a stop for what is in upload or not judged yet")
 	config.SizeVar(fs, &c.Buffer, key("buffer"), 256*config.MiB, "bytes buffered over all brokers; past it they are not read from")
 	config.SizeVar(fs, &c.PartitionCredit, key("partition-credit"), 8*config.MiB, "bytes a broker may send of one partition before its verdicts")
 	config.SizeVar(fs, &c.StreamCredit, key("stream-credit"), 64*config.MiB, "bytes a broker may send of all partitions before their verdicts")
@@ -163,6 +165,7 @@ func (c *Config) Validate() error {
 		config.Check(w.MaxRanges >= 1 && w.MaxRanges <= 4096, "wal.max-ranges", w.MaxRanges, "from 1 to 4096"),
 		config.Check(w.HedgeMin >= 0, "wal.hedge-min", w.HedgeMin, "0s or more"),
 		positive("wal.put-timeout", w.PutTimeout),
+		positive("wal.flush-timeout", w.FlushTimeout),
 		size("wal.buffer", w.Buffer, config.MiB),
 		size("wal.partition-credit", w.PartitionCredit, config.KiB),
 		config.Check(w.StreamCredit >= w.PartitionCredit, "wal.stream-credit", w.StreamCredit, "at least wal.partition-credit"),

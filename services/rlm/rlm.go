@@ -41,6 +41,9 @@ type Deps struct {
 	// Bucket is used instead of the configured one: the bare store, without
 	// prefix and retries, which are added. The caller closes it.
 	Bucket objstore.Store
+	// DialMetadata replaces the TCP dialer towards the metadata service; nil is
+	// the standard one.
+	DialMetadata func(ctx context.Context, address string) (net.Conn, error)
 	// WrapCommitter decorates the way commits take, for tests of what happens
 	// around them; nil changes nothing.
 	WrapCommitter func(Committer) Committer
@@ -114,7 +117,7 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.connect(address, tel); err != nil {
+	if err := s.connect(address, tel, deps); err != nil {
 		return nil, err
 	}
 	if err := s.work(store, meter, deps); err != nil {
@@ -190,11 +193,13 @@ func (s *Server) store(ctx context.Context, deps Deps, meter metric.Meter, trace
 }
 
 // connect makes the metadata client and the session.
-func (s *Server) connect(address string, tel *telemetry.Telemetry) (err error) {
+func (s *Server) connect(address string, tel *telemetry.Telemetry, deps Deps) (err error) {
 	s.metadata, err = metaclient.New(metaclient.Options{
 		Addresses: s.cfg.MetadataAddresses, Logger: s.log,
 		Dial: func(a string) (*grpc.ClientConn, error) {
-			return grpcclient.Dial(a, s.cfg.Client, grpcclient.Deps{Logger: s.log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider})
+			return grpcclient.Dial(a, s.cfg.Client, grpcclient.Deps{
+				Logger: s.log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider, Dialer: deps.DialMetadata,
+			})
 		},
 	})
 	if err != nil {
@@ -285,12 +290,8 @@ func (s *Server) Epoch() (int64, bool) {
 	return id.Epoch, ok
 }
 
-// flushBound bounds the wait for what is in flight at a stop, and sessionBound
-// that for the end of the session.
-const (
-	flushBound   = 20 * time.Second
-	sessionBound = 5 * time.Second
-)
+// sessionBound bounds the wait for the end of the session at a stop.
+const sessionBound = 5 * time.Second
 
 // Run serves until ctx ends, then stops in order. Call it once; it closes what
 // Build opened.
@@ -304,7 +305,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	g.OnStop("mark not serving", time.Second, func(context.Context) error { s.grpc.MarkNotServing(); return nil })
 	g.Wait("drain delay", s.cfg.GRPC.DrainDelay.Std())
-	g.OnStop("flush", flushBound, s.combiner.Drain)
+	g.OnStop("flush", s.cfg.WAL.FlushTimeout.Std(), s.combiner.Drain)
 	g.OnStop("end the session", sessionBound, s.session.Stop)
 	g.OnStop("stop gRPC", s.cfg.GRPC.StopBound(), s.grpc.Stop)
 	g.StopTasks("stop workers", 5*time.Second, "combiner", "session", "grpc")
