@@ -30,7 +30,6 @@ var appendBuckets = []float64{
 
 type metrics struct {
 	appendDuration  metric.Float64Histogram
-	appendedBytes   metric.Int64Counter
 	appendedRecords metric.Int64Counter
 	duplicates      metric.Int64Counter
 	ackWaiters      metric.Int64UpDownCounter
@@ -48,27 +47,25 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	m := new(metrics)
-	var errs [10]error
-	m.appendDuration, errs[0] = meter.Float64Histogram("braid.broker.append.duration", metric.WithUnit("s"),
+	var errs [9]error
+	m.appendDuration, errs[0] = meter.Float64Histogram("broker_append_duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the receipt of an append to its answer, by the level waited for."),
 		metric.WithExplicitBucketBoundaries(appendBuckets...))
-	m.appendedBytes, errs[1] = meter.Int64Counter("braid.broker.appended", metric.WithUnit("By"),
-		metric.WithDescription("Bytes of record batches appended by clients."))
-	m.appendedRecords, errs[2] = meter.Int64Counter("braid.broker.appended.records", metric.WithUnit("{record}"),
+	m.appendedRecords, errs[1] = meter.Int64Counter("broker_append_records", metric.WithUnit("{record}"),
 		metric.WithDescription("Records appended by clients."))
-	m.duplicates, errs[3] = meter.Int64Counter("braid.broker.append.duplicates", metric.WithUnit("{append}"),
+	m.duplicates, errs[2] = meter.Int64Counter("broker_append_duplicates", metric.WithUnit("{append}"),
 		metric.WithDescription("Appends that were stored before."))
-	m.ackWaiters, errs[4] = meter.Int64UpDownCounter("braid.broker.append.waiters", metric.WithUnit("{append}"),
+	m.ackWaiters, errs[3] = meter.Int64UpDownCounter("broker_append_waiters", metric.WithUnit("{append}"),
 		metric.WithDescription("Appends that wait for the log or for their level, by level."))
-	m.readBytes, errs[5] = meter.Int64Counter("braid.broker.read", metric.WithUnit("By"),
+	m.readBytes, errs[4] = meter.Int64Counter("broker_sent", metric.WithUnit("By"),
 		metric.WithDescription("Bytes of record batches read by clients, by format."))
-	m.readStreams, errs[6] = meter.Int64UpDownCounter("braid.broker.read.streams", metric.WithUnit("{stream}"),
+	m.readStreams, errs[5] = meter.Int64UpDownCounter("broker_read_streams", metric.WithUnit("{stream}"),
 		metric.WithDescription("Read streams served here."))
-	m.awaits, errs[7] = meter.Int64UpDownCounter("braid.broker.await.waiters", metric.WithUnit("{call}"),
+	m.awaits, errs[6] = meter.Int64UpDownCounter("broker_await_waiters", metric.WithUnit("{call}"),
 		metric.WithDescription("AwaitDurability calls that wait."))
-	m.forwarded, errs[8] = meter.Int64Counter("braid.broker.forwarded", metric.WithUnit("{call}"),
+	m.forwarded, errs[7] = meter.Int64Counter("broker_forwarded_calls", metric.WithUnit("{call}"),
 		metric.WithDescription("Calls and streams forwarded to a leader, by method."))
-	m.errors, errs[9] = meter.Int64Counter("braid.broker.errors", metric.WithUnit("{error}"),
+	m.errors, errs[8] = meter.Int64Counter("broker_errors", metric.WithUnit("{error}"),
 		metric.WithDescription("Calls and streams that ended with an error, by method and reason."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("create the API's metrics: %w", err)
@@ -99,7 +96,6 @@ func (m *metrics) answered(ctx context.Context, level partition.Level, f facts, 
 	if r.Duplicate {
 		m.duplicates.Add(ctx, 1)
 	} else {
-		m.appendedBytes.Add(ctx, f.bytes)
 		m.appendedRecords.Add(ctx, f.records)
 	}
 	if err == nil {
