@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/braidlog/braid/pkg/config"
+	"github.com/braidlog/braid/pkg/embetcd"
 	"github.com/braidlog/braid/pkg/metaclient"
 	"github.com/braidlog/braid/pkg/objstore"
 	"github.com/braidlog/braid/pkg/objstore/memstore"
@@ -386,6 +388,38 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 	_, err = cluster.Build(ctx, cfg, nil)
 	require.ErrorContains(t, err, "id")
 	require.ErrorContains(t, err, "controller.lease-ttl")
+}
+
+// When etcd's space is used up the cause is told, nothing is half done, and reads
+// go on.
+func TestEtcdOutOfSpace(t *testing.T) {
+	ctx := bounded(t)
+	etcd, err := embetcd.Start(ctx, embetcd.Options{Dir: t.TempDir(), Fast: true, NoSync: true, QuotaBytes: 1 << 20})
+	require.NoError(t, err)
+	t.Cleanup(etcd.Close)
+	cluster := metadatatest.Start(t, metadatatest.Options{Etcd: etcd, Change: longSessions})
+	r := cluster.Controller()
+	c := of(r)
+	registerBroker(t, ctx, c, 1)
+	created := 0
+	for err == nil {
+		if _, err = c.CreateTopic(ctx, &metadatav1.CreateTopicRequest{Name: fmt.Sprintf("t%d", created), PartitionCount: 1000}); err == nil {
+			created++
+		}
+	}
+	got := requireReason(t, err, errorsv1.ErrorReason_ERROR_REASON_METADATA_UNREACHABLE)
+	assert.Contains(t, got.Error(), "etcd refuses to write")
+	require.Eventually(t, func() bool {
+		_, err := c.CreateTopic(ctx, &metadatav1.CreateTopicRequest{Name: "more", PartitionCount: 1})
+		got, _ := rpcerr.From(err)
+		return got != nil && strings.Contains(got.Metadata["trouble"], "space exceeded")
+	}, 20*time.Second, 10*time.Millisecond)
+	list, err := c.ListTopics(ctx, &metadatav1.ListTopicsRequest{PageSize: 1000})
+	require.NoError(t, err)
+	assert.NotEmpty(t, list.GetTopics())
+	info, err := c.GetCluster(ctx, &metadatav1.GetClusterRequest{})
+	require.NoError(t, err)
+	assert.EqualValues(t, created, info.GetTopicCount())
 }
 
 // A bootstrap may be cut short between any two of its effects: the next one takes

@@ -40,7 +40,11 @@ func (s *Server) mapError(err error) error {
 func (s *Server) mapController(err error) *rpcerr.Error {
 	switch {
 	case errors.Is(err, controller.ErrNotController):
-		return rpcerr.NotController(s.controllerHint())
+		e := rpcerr.NotController(s.controllerHint())
+		if why := s.deps.Controller.Trouble(); why != nil {
+			e.With("trouble", why) // for the one who wonders why nobody leads
+		}
+		return e
 	case errors.Is(err, controller.ErrNotConfirmed):
 		return rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, soon,
 			"the controller's leadership is not confirmed by etcd at the moment")

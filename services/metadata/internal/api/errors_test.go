@@ -20,7 +20,9 @@ import (
 )
 
 func TestEveryErrorHasItsAnswer(t *testing.T) {
-	s := New(Config{Address: "h:1"}, Deps{Hub: watch.NewHub(watch.Options{})})
+	s := New(Config{Address: "h:1"}, Deps{
+		Hub: watch.NewHub(watch.Options{}), Controller: controller.New(controller.Config{}, controller.Deps{}),
+	})
 	_, settings := topicconfig.Parse(map[string]string{"flush": "x", "colour": "red"})
 	_, feature := topicconfig.Parse(map[string]string{"cleanup.policy": "compact"})
 	for _, c := range []struct {

@@ -32,6 +32,7 @@ type Controller interface {
 	Submit(ctx context.Context, decide controller.Decide) (offset int64, err error)
 	Heartbeat(m controller.Member) (epoch int64, err error)
 	Leading() (epoch int64, ok bool)
+	Trouble() error
 }
 
 // Deps are the live things the handlers need. All are required.

@@ -72,8 +72,9 @@ type Controller struct {
 	log   *slog.Logger
 	began time.Time // origin of now
 
-	mu   sync.Mutex // guards term
-	term *term      // nil while this replica does not lead
+	mu      sync.Mutex // guards all below
+	term    *term      // nil while this replica does not lead
+	trouble error      // why the last attempt to lead failed; nil once one succeeds
 }
 
 // New returns a controller that does nothing yet.
@@ -102,6 +103,9 @@ func (c *Controller) Run(ctx context.Context) error {
 			return err
 		}
 		c.log.WarnContext(ctx, "term ended", "err", err)
+		c.mu.Lock()
+		c.trouble = err
+		c.mu.Unlock()
 		if led {
 			wait = 50 * time.Millisecond
 		}
@@ -155,7 +159,7 @@ func (c *Controller) runTerm(ctx context.Context) (led bool, err error) {
 	}
 	c.log.InfoContext(ctx, "elected controller", "controller_epoch", t.epoch, "offset", t.head.EndOffset())
 	c.mu.Lock()
-	c.term = t
+	c.term, c.trouble = t, nil
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
@@ -180,6 +184,14 @@ func (c *Controller) Leading() (epoch int64, ok bool) {
 		return t.epoch, true
 	}
 	return 0, false
+}
+
+// Trouble is why this replica failed to lead or to campaign when it last tried;
+// nil if nothing went wrong since it last led, or ever.
+func (c *Controller) Trouble() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.trouble
 }
 
 // Status describes the controller for metrics.
