@@ -8,6 +8,9 @@ require (
 	github.com/braidlog/braid/services/broker v0.0.0
 	github.com/braidlog/braid/services/metadata v0.0.0
 	github.com/braidlog/braid/services/rlm v0.0.0
+	github.com/stretchr/testify v1.12.1
+	golang.org/x/term v0.47.0
+	google.golang.org/grpc v1.85.0
 )
 
 replace (

@@ -160,6 +160,9 @@ type Pending struct {
 // Done is closed when the answer is there.
 func (p Pending) Done() <-chan struct{} { return p.b.done }
 
+// AnsweredAt is when the answer came. Only for use after Wait or Done.
+func (p Pending) AnsweredAt() time.Time { return p.b.doneAt }
+
 // Wait waits for the answer. An error is a *DeliveryError, or ctx's own: the
 // record is then still under way.
 func (p Pending) Wait(ctx context.Context) (Ack, error) {

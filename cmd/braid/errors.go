@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"sort"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/braidlog/braid/pkg/rpcerr"
+	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
+)
+
+// explainError is an error as people want to read it: the sentence, what is
+// wrong with which field, and the facts.
+func explainError(err error) string {
+	e, ok := rpcerr.From(err)
+	if !ok || e.Reason == errorsv1.ErrorReason_ERROR_REASON_UNSPECIFIED && e.Code != codes.Unavailable {
+		return err.Error()
+	}
+	var b strings.Builder
+	b.WriteString(err.Error())
+	for _, v := range e.Violations {
+		if !strings.Contains(b.String(), v.Description) {
+			b.WriteString("\n  " + v.Field + ": " + v.Description)
+		}
+	}
+	for _, p := range e.Preconditions {
+		if !strings.Contains(b.String(), p.Description) {
+			b.WriteString("\n  " + p.Subject + ": " + p.Description)
+		}
+	}
+	keys := make([]string, 0, len(e.Metadata))
+	for k, v := range e.Metadata {
+		if v != "" {
+			keys = append(keys, k)
+		}
+	}
+	sort.Strings(keys)
+	for i, k := range keys {
+		sep := ", "
+		if i == 0 {
+			sep = "\n  "
+		}
+		b.WriteString(sep + k + " " + e.Metadata[k])
+	}
+	return b.String()
+}
+
+// interrupted says that ctx was ended by a signal.
+func interrupted(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+}
