@@ -98,7 +98,7 @@ func Prefix(prefix string, err error) error {
 }
 
 func flatten(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // walks the tree by hand
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var out []error
 		for _, e := range joined.Unwrap() {
 			out = append(out, flatten(e)...)

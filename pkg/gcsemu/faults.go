@@ -173,7 +173,7 @@ type ruleState struct {
 }
 
 func newFaults(seed uint64, rules []Rule) (*faults, error) {
-	f := &faults{seed: seed, rand: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // faults, not secrets
+	f := &faults{seed: seed, rand: rand.New(rand.NewPCG(seed, 0))}
 	return f, f.set(rules)
 }
 
@@ -189,7 +189,7 @@ func (f *faults) set(rules []Rule) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rules = states
-	f.rand = rand.New(rand.NewPCG(f.seed, 0)) //nolint:gosec // faults, not secrets
+	f.rand = rand.New(rand.NewPCG(f.seed, 0))
 	return nil
 }
 

@@ -37,9 +37,9 @@ func TestMain(m *testing.M) {
 		}
 		fmt.Println(s.Endpoint()) //nolint:forbidigo // to the parent
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(0) //nolint:revive // a test's main
+		os.Exit(0)
 	}
-	os.Exit(m.Run()) //nolint:revive // a test's main
+	os.Exit(m.Run())
 }
 
 func start(t *testing.T, opts gcsemu.Options) *gcsemu.Server {
@@ -63,12 +63,14 @@ func client(t *testing.T, endpoint string) *gcs.Store {
 	return s
 }
 
+var httpClient = &http.Client{Transport: new(http.Transport), Timeout: time.Minute}
+
 // do makes a raw request.
 func do(t *testing.T, method, target, body string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
 	require.NoError(t, err)
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := httpClient.Do(req)
 	require.NoError(t, err)
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
@@ -329,7 +331,7 @@ func TestConformanceProbe(t *testing.T) {
 // B187: a chunk that is shorter than it claims is not credited.
 func TestShortChunkIsRefused(t *testing.T) {
 	s := start(t, gcsemu.Options{})
-	resp, err := http.Post(s.Endpoint()+"/upload/storage/v1/b/bucket/o?uploadType=resumable&ifGenerationMatch=0&name=a",
+	resp, err := httpClient.Post(s.Endpoint()+"/upload/storage/v1/b/bucket/o?uploadType=resumable&ifGenerationMatch=0&name=a",
 		"application/json", strings.NewReader("{}"))
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
@@ -337,7 +339,7 @@ func TestShortChunkIsRefused(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, resp.Header.Get("Location"), strings.NewReader(body))
 		require.NoError(t, err)
 		req.Header.Set("Content-Range", contentRange)
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := httpClient.Do(req)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		return resp.StatusCode
@@ -357,7 +359,7 @@ func TestRacingCreateOnlyUploads(t *testing.T) {
 		statuses := make([]int, 8)
 		for w := range statuses {
 			wg.Go(func() {
-				resp, err := http.Post(fmt.Sprintf(
+				resp, err := httpClient.Post(fmt.Sprintf(
 					"%s/upload/storage/v1/b/bucket/o?uploadType=media&ifGenerationMatch=0&name=r%d", s.Endpoint(), round),
 					"text/plain", strings.NewReader(fmt.Sprint(w)))
 				if err == nil {
@@ -451,8 +453,9 @@ func TestFaultsAreRepeatable(t *testing.T) {
 		}
 		return statuses
 	}
-	require.Equal(t, run(1), run(1))
-	require.NotEqual(t, run(1), run(2))
+	first := run(1)
+	require.Equal(t, first, run(1))
+	require.NotEqual(t, first, run(2))
 }
 
 func TestLatencyDelaysAndAddsUp(t *testing.T) {
@@ -480,7 +483,7 @@ func TestCloseEndsWhatHangs(t *testing.T) {
 		go func() {
 			req, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), c[0], s.Endpoint()+"/storage/v1/b/bucket"+c[1], nil)
 			if err == nil {
-				_, err = http.DefaultTransport.RoundTrip(req) //nolint:bodyclose // it never answers
+				_, err = httpClient.Transport.RoundTrip(req) // it never answers
 			}
 			done <- err
 		}()

@@ -73,7 +73,6 @@ func Dial(target string, cfg Config, deps Deps, opts ...grpc.DialOption) (*grpc.
 		),
 		grpc.WithInitialWindowSize(int32(cfg.StreamWindow)),
 		grpc.WithInitialConnWindowSize(int32(cfg.ConnWindow)),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay:  baseBackoff,

@@ -103,7 +103,6 @@ func New(cfg Config, deps Deps, opts ...grpc.ServerOption) (*Server, error) {
 		grpc.InitialWindowSize(int32(cfg.StreamWindow)),
 		grpc.InitialConnWindowSize(int32(cfg.ConnWindow)),
 		grpc.ConnectionTimeout(connectionTimeout),
-		grpc.SharedWriteBuffer(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime:             cfg.KeepaliveMinInterval.Std(),
 			PermitWithoutStream: true,

@@ -24,9 +24,7 @@ import (
 	"github.com/braidlog/braid/pkg/backoff"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
-
-	// The contracts whose methods this client classifies by their options.
-	_ "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	_ "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1" // its methods' options say what may be repeated
 )
 
 // Options configure a [Client]. Addresses and Dial are needed, everything else

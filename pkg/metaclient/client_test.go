@@ -109,7 +109,7 @@ func (r *replica) RemoteLogManagerSession(s grpc.BidiStreamingServer[metadatav1.
 	for {
 		m, err := s.Recv()
 		if err != nil {
-			return nil //nolint:nilerr // the client went away
+			return nil // the client went away
 		}
 		if err := r.check("session"); err != nil {
 			return err

@@ -57,7 +57,7 @@ func session(t *testing.T, c *metaclient.Client) (*metaclient.Session, *journal,
 	go func() { done <- s.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		stopCtx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 		defer cancel()
 		require.NoError(t, s.Stop(stopCtx))
 	})

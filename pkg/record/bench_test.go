@@ -87,7 +87,10 @@ func BenchmarkBuild(b *testing.B) {
 	for _, codec := range codecs {
 		b.Run(codec.String(), func(b *testing.B) {
 			var records []record.Record
-			for r := range benchBatch(b, record.CodecNone, 256, 1024).Records() {
+			for r, err := range benchBatch(b, record.CodecNone, 256, 1024).Records() {
+				if err != nil {
+					b.Fatal(err)
+				}
 				records = append(records, r.Clone())
 			}
 			bl, out := record.NewBuilder(codec), make([]byte, 0, 1<<20)

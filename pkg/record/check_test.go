@@ -150,7 +150,10 @@ func TestHotPathsAllocateNothing(t *testing.T) {
 		},
 		"batches": func() {
 			n := 0
-			for b := range record.Batches(buf) {
+			for b, err := range record.Batches(buf) {
+				if err != nil {
+					panic("bad")
+				}
 				n += len(b)
 			}
 		},

@@ -128,7 +128,8 @@ func TestWalkStopsWhereTheWholeBatchesEnd(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, record.FieldMagic, e.Field)
 	require.Equal(t, len(one), e.Pos)
-	for range record.Batches(buf) {
+	for _, err := range record.Batches(buf) {
+		require.NoError(t, err)
 		break
 	}
 }

@@ -165,7 +165,7 @@ func (e *Error) Unwrap() error { return e.cause }
 // Is makes errors.Is(err, context.Canceled) and (…, context.DeadlineExceeded)
 // work on errors that came over the wire.
 func (e *Error) Is(target error) bool {
-	switch target { //nolint:errorlint // comparing a target is what Is is for
+	switch target {
 	case context.Canceled:
 		return e.Code == codes.Canceled
 	case context.DeadlineExceeded:

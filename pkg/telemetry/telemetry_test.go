@@ -208,7 +208,10 @@ func TestSpansReachTheCollectorOnShutdown(t *testing.T) {
 	collectorv1.RegisterTraceServiceServer(server, got)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
-	defer func() { server.Stop(); <-served }()
+	defer func() {
+		server.Stop()
+		assert.NoError(t, <-served)
+	}()
 
 	tel := build(t, func(c *telemetry.Config) { c.OTLPEndpoint, c.OTLPInsecure = l.Addr().String(), true }, telemetry.Options{})
 	_, span := tel.TracerProvider.Tracer("x").Start(t.Context(), "upload")
@@ -224,6 +227,7 @@ func TestSpansReachTheCollectorOnShutdown(t *testing.T) {
 func TestNoEndpointRecordsNoSpans(t *testing.T) {
 	tel := build(t, nil, telemetry.Options{})
 	_, span := tel.TracerProvider.Tracer("x").Start(t.Context(), "x")
+	defer span.End()
 	assert.False(t, span.IsRecording())
 }
 

@@ -34,8 +34,8 @@ func run(seed int64, variant func(*world)) []string {
 }
 
 func (w *world) random() {
-	h := w.hosts[1+w.r.Intn(brokers)]
-	r := w.rlms[1+w.r.Intn(2)]
+	h := w.hosts[1+w.r.IntN(brokers)]
+	r := w.rlms[1+w.r.IntN(2)]
 	switch a := w.r.Float64(); {
 	case a < .20:
 		if h.up {
@@ -51,7 +51,7 @@ func (w *world) random() {
 		w.commit(r)
 	case a < .62:
 		if len(w.net) > 0 {
-			w.deliver(w.r.Intn(len(w.net)))
+			w.deliver(w.r.IntN(len(w.net)))
 		}
 	case a < .76:
 		if h.up && len(h.watch) > 0 {
@@ -61,7 +61,7 @@ func (w *world) random() {
 		}
 	case a < .83:
 		if len(w.opens) > 0 {
-			w.open(w.r.Intn(len(w.opens)))
+			w.open(w.r.IntN(len(w.opens)))
 		}
 	case a < .86:
 		if h.up {
@@ -74,7 +74,7 @@ func (w *world) random() {
 	case a < .945:
 		p := w.partition()
 		l := p.GetLeaderId()
-		if h.up && (l == 0 || !w.hosts[l].up || !p.GetOpened() || w.r.Intn(4) == 0) {
+		if h.up && (l == 0 || !w.hosts[l].up || !p.GetOpened() || w.r.IntN(4) == 0) {
 			w.elect(h.id)
 		}
 	case a < .96:
@@ -96,7 +96,7 @@ func (w *world) random() {
 				w.step(x, partition.FeedLost{})
 			}
 		}
-		if len(old) > 0 && w.r.Intn(2) == 0 {
+		if len(old) > 0 && w.r.IntN(2) == 0 {
 			if ev, _, err := w.st.DecideCommit(old[0].request); err == nil {
 				w.apply(ev)
 			}
@@ -122,8 +122,8 @@ func (w *world) kill(h *host) {
 }
 
 func (w *world) restart(h *host) {
-	if w.losePages && h.disk.end() > h.disk.start && w.r.Intn(2) == 0 {
-		h.disk.truncate(h.disk.end() - w.r.Int63n(1+h.disk.end()-h.disk.start))
+	if w.losePages && h.disk.end() > h.disk.start && w.r.IntN(2) == 0 {
+		h.disk.truncate(h.disk.end() - w.r.Int64N(1+h.disk.end()-h.disk.start))
 	}
 	w.start(h)
 }
@@ -151,7 +151,7 @@ func (w *world) heal() {
 		}
 		p := w.partition()
 		if l := p.GetLeaderId(); l == 0 || !p.GetOpened() {
-			w.elect(1 + int32(w.r.Intn(brokers)))
+			w.elect(1 + int32(w.r.IntN(brokers)))
 			continue
 		}
 		l := w.hosts[p.GetLeaderId()]

@@ -2,7 +2,7 @@ package sim
 
 import (
 	"fmt"
-	"math/rand"
+	"math/rand/v2"
 	"slices"
 	"testing"
 )
@@ -134,7 +134,7 @@ type model struct {
 }
 
 func newModel(seed int64, rule commitRule, on rules) *model {
-	m := &model{r: rand.New(rand.NewSource(seed)), rule: rule, on: on, leader: -1, cutAt: -1, bucket: true, bad: map[string]bool{},
+	m := &model{r: rand.New(rand.NewPCG(uint64(seed), 0)), rule: rule, on: on, leader: -1, cutAt: -1, bucket: true, bad: map[string]bool{},
 		isr: map[int]bool{0: true, 1: true, 2: true}, cut: map[int]bool{}, ackO: map[int]bool{}, ackR: map[int]bool{}, ackL: map[int]mack{}}
 	for i := range m.b {
 		m.b[i] = &mbroker{up: true, state: 'F'}
@@ -295,7 +295,7 @@ func (m *model) pull(f int) {
 		x.log = slices.Clone(x.log[:c])
 	}
 	x.reconciled = m.fence
-	k := len(x.log) + 1 + m.r.Intn(4)
+	k := len(x.log) + 1 + m.r.IntN(4)
 	from := m.wal
 	inline := (m.rule != byObject || m.on.inlineObject) && (!m.bucket || m.r.Float64() < .5)
 	if inline {
@@ -314,7 +314,7 @@ func (m *model) pull(f int) {
 func (m *model) eligible(i int) bool { return m.rule == byObject || m.isr[i] }
 
 func (m *model) step() {
-	i := m.r.Intn(3)
+	i := m.r.IntN(3)
 	x := m.b[i]
 	switch a := m.r.Float64(); {
 	case a < .20:
@@ -331,7 +331,7 @@ func (m *model) step() {
 		}
 	case a < .46:
 		if len(m.inFlight) > 0 && m.bucket {
-			k := m.r.Intn(len(m.inFlight))
+			k := m.r.IntN(len(m.inFlight))
 			g := m.inFlight[k]
 			if m.r.Float64() < .85 {
 				m.inFlight = slices.Delete(m.inFlight, k, k+1)
@@ -341,7 +341,7 @@ func (m *model) step() {
 	case a < .50:
 		if x.up && x.state == 'A' && x.epoch == m.fence {
 			x.objectEnd = max(x.objectEnd, len(m.wal))
-			if m.r.Intn(2) == 0 {
+			if m.r.IntN(2) == 0 {
 				x.sent = len(m.wal)
 			}
 			m.advance(i)
@@ -352,7 +352,7 @@ func (m *model) step() {
 		m.reconcile(i)
 	case a < .77:
 		if len(m.openings) > 0 {
-			k := m.r.Intn(len(m.openings))
+			k := m.r.IntN(len(m.openings))
 			o := m.openings[k]
 			m.openings = slices.Delete(m.openings, k, k+1)
 			m.open(o)
@@ -372,7 +372,7 @@ func (m *model) step() {
 			}
 		}
 		if len(c) > 0 && (m.leader < 0 || !m.b[m.leader].up || m.b[m.leader].state == 'F' || m.r.Float64() < .3) {
-			m.elect(c[m.r.Intn(len(c))])
+			m.elect(c[m.r.IntN(len(c))])
 		}
 	case a < .945:
 		for _, y := range m.b {
@@ -401,10 +401,10 @@ func (m *model) die(i int) {
 		return
 	}
 	x.up = false
-	if m.r.Intn(2) == 0 && x.state == 'A' && !m.on.brokerEpoch && m.leader == i {
+	if m.r.IntN(2) == 0 && x.state == 'A' && !m.on.brokerEpoch && m.leader == i {
 		// A fast restart that nobody noticed: it goes on in its epoch.
-		if m.on.losePages && m.r.Intn(2) == 0 && len(x.log) > len(m.wal) {
-			x.log = slices.Clone(x.log[:len(m.wal)+m.r.Intn(len(x.log)-len(m.wal)+1)])
+		if m.on.losePages && m.r.IntN(2) == 0 && len(x.log) > len(m.wal) {
+			x.log = slices.Clone(x.log[:len(m.wal)+m.r.IntN(len(x.log)-len(m.wal)+1)])
 		}
 		x.up, x.sent, x.objectEnd, x.known = true, len(m.wal), len(m.wal), [3]bool{}
 		return
@@ -436,7 +436,7 @@ func (m *model) cutLog() {
 		return
 	}
 	lo := max(0, len(m.wal)-5)
-	c := lo + m.r.Intn(len(m.wal)-lo)
+	c := lo + m.r.IntN(len(m.wal)-lo)
 	for _, r := range m.wal[c:] {
 		m.cut[r.uid] = true
 	}
@@ -481,7 +481,7 @@ func (m *model) healAndCheck() {
 				c = append(c, j)
 			}
 		}
-		m.elect(c[m.r.Intn(len(c))])
+		m.elect(c[m.r.IntN(len(c))])
 		m.reconcile(m.leader)
 		m.openAll()
 	}

@@ -3,13 +3,12 @@ package sim
 import (
 	"encoding/binary"
 	"fmt"
-	"math/rand"
-
-	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"math/rand/v2"
 
 	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/pkg/lineage"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	"github.com/braidlog/braid/services/broker/partition"
 	"github.com/braidlog/braid/services/metadata/state"
 )
@@ -151,7 +150,7 @@ type world struct {
 }
 
 func newWorld(seed int64) *world {
-	w := &world{r: rand.New(rand.NewSource(seed)), st: state.New(), bucket: map[string][]rec{}, waiting: map[int32][]ack{}}
+	w := &world{r: rand.New(rand.NewPCG(uint64(seed), 0)), st: state.New(), bucket: map[string][]rec{}, waiting: map[int32][]ack{}}
 	ev, err := w.st.DecideBootstrap(clusterID, incarnation)
 	w.must(err)
 	ev2, err := w.st.DecideControllerElected(1, "127.0.0.1:1")
@@ -350,7 +349,7 @@ func (w *world) effects(h *host, fx []partition.Effect) {
 			w.waiting[h.id] = nil
 		case partition.RequestElection:
 			// The controller hears of it or does not; elections also happen on their own.
-			if w.r.Intn(2) == 0 {
+			if w.r.IntN(2) == 0 {
 				w.elect(h.id)
 			}
 		}
@@ -391,7 +390,7 @@ func (w *world) elect(id int32) {
 	if err != nil {
 		return
 	}
-	if w.exact && w.r.Intn(4) == 0 {
+	if w.exact && w.r.IntN(4) == 0 {
 		for _, e := range ev {
 			e.GetPartitionFenced().StartRule = metadatav1.StartRule_START_RULE_EXACT
 		}
@@ -426,7 +425,7 @@ func (w *world) send(h *host, r *rlm) {
 	if !ok {
 		return
 	}
-	to = from + 1 + w.r.Int63n(to-from)
+	to = from + 1 + w.r.Int64N(to-from)
 	v, _ := h.m.View()
 	lin := h.m.Log().Lineage
 	d := &logv1.RangeDescriptor{
@@ -447,7 +446,7 @@ func (w *world) upload(r *rlm) {
 	if len(r.queue) == 0 {
 		return
 	}
-	n := 1 + w.r.Intn(len(r.queue))
+	n := 1 + w.r.IntN(len(r.queue))
 	r.seq++
 	u := &upload{}
 	req := &metadatav1.CommitCombinedSegmentRequest{
@@ -485,13 +484,13 @@ func (w *world) commit(r *rlm) {
 		return
 	}
 	u := r.objects[0]
-	if w.r.Intn(10) == 0 {
+	if w.r.IntN(10) == 0 {
 		return
 	}
 	ev, resp, err := w.st.DecideCommit(u.request)
 	w.must(err)
 	w.apply(ev)
-	if w.r.Intn(6) == 0 {
+	if w.r.IntN(6) == 0 {
 		return // no answer: the same command will be repeated
 	}
 	r.objects = r.objects[1:]
@@ -536,7 +535,7 @@ func (w *world) open(i int) {
 		w.apply(ev)
 	}
 	alive := h.up && h.epoch == c.epoch
-	if alive && w.r.Intn(6) == 0 {
+	if alive && w.r.IntN(6) == 0 {
 		return
 	}
 	w.opens = append(w.opens[:i], w.opens[i+1:]...)

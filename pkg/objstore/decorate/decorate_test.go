@@ -31,11 +31,11 @@ func quick() decorate.RetryOptions {
 
 func TestContractDecorated(t *testing.T) {
 	t.Run("prefix", func(t *testing.T) {
-		objstoretest.Run(t, func(*testing.T) objstore.Store {
+		objstoretest.Run(t, func(t *testing.T) objstore.Store {
 			m := newMem()
 			// Neighbours that a wrong prefix would show.
 			for _, name := range []string{"a", "p", "p-", "p/q", "p/q-", "p/q0", "z"} {
-				_, err := m.Create(context.Background(), name, objstore.NewParts([]byte("neighbour")))
+				_, err := m.Create(t.Context(), name, objstore.NewParts([]byte("neighbour")))
 				require.NoError(t, err)
 			}
 			return decorate.Wrap(m, decorate.Prefix("p/q/"))

@@ -119,7 +119,7 @@ func finish(ctx context.Context, op objstore.Op, name string, ambiguous bool, er
 	if last != nil {
 		out.Kind = last.Kind
 	}
-	if ctx.Err() != nil && (last == nil || out.Kind == objstore.ErrUnavailable) { //nolint:errorlint // Kind is a bare sentinel
+	if ctx.Err() != nil && (last == nil || errors.Is(out.Kind, objstore.ErrUnavailable)) {
 		// The loop ended with the caller's context.
 		out.Kind = nil
 		out.Err = &callerEnded{ctx: ctx.Err(), cause: context.Cause(ctx), last: err}
@@ -275,7 +275,7 @@ func (r *retrying) OpenRange(ctx context.Context, name string, offset, length in
 // resuming is a stream that is reopened where it broke.
 type resuming struct {
 	r      *retrying
-	ctx    context.Context //nolint:containedctx // the stream ends with it
+	ctx    context.Context // the stream ends with it
 	name   string
 	begin  int64
 	pos    int64 // the object's byte that comes next

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	if err := emulator.Close(); err != nil {
 		panic(err)
 	}
-	os.Exit(code) //nolint:revive // a test's main
+	os.Exit(code)
 }
 
 // prefix is a name prefix that no other test uses.
@@ -83,7 +83,7 @@ func TestContractRealBucket(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store {
 		s := decorate.Wrap(open(t, gcs.DefaultConfig(bucket)), decorate.Prefix(prefix(t)))
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 			defer cancel()
 			for a, err := range objstore.List(ctx, s, "", "") {
 				require.NoError(t, err)

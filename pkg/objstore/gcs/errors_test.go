@@ -1,7 +1,6 @@
 package gcs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -104,6 +103,6 @@ func TestConfigReportsAllProblems(t *testing.T) {
 	for _, text := range []string{"bucket", "endpoint", "attempt timeout", "throughput", "stall", "idle"} {
 		require.ErrorContains(t, err, text)
 	}
-	_, err = Open(context.Background(), Config{})
+	_, err = Open(t.Context(), Config{})
 	require.ErrorContains(t, err, "bucket is empty")
 }

@@ -2,6 +2,7 @@ package gcs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -162,10 +163,10 @@ func (s *Store) Create(ctx context.Context, name string, body objstore.Body) (ob
 // createError names the two failures that mean something special on a create.
 func createError(caller, attempt context.Context, name string, err error) error {
 	e := fail(caller, attempt, objstore.OpCreate, name, err)
-	switch e.Kind {
-	case objstore.ErrPrecondition:
+	switch {
+	case errors.Is(e.Kind, objstore.ErrPrecondition):
 		e.Kind = objstore.ErrExists
-	case objstore.ErrNotFound:
+	case errors.Is(e.Kind, objstore.ErrNotFound):
 		e.Kind = objstore.ErrBucketNotFound
 	}
 	return e
@@ -232,7 +233,7 @@ func (s *Store) ListPage(ctx context.Context, prefix, startAfter string, limit i
 	next, err := pager.NextPage(&items)
 	if err != nil {
 		e := fail(ctx, attempt, objstore.OpList, "", err)
-		if e.Kind == objstore.ErrNotFound {
+		if errors.Is(e.Kind, objstore.ErrNotFound) {
 			e.Kind = objstore.ErrBucketNotFound
 		}
 		return nil, false, e
@@ -271,13 +272,13 @@ func (s *Store) Delete(ctx context.Context, name string, generation int64) error
 		return nil
 	}
 	e := fail(ctx, attempt, objstore.OpDelete, name, err)
-	switch e.Kind {
-	case objstore.ErrNotFound:
+	switch {
+	case errors.Is(e.Kind, objstore.ErrNotFound):
 		return nil
-	case objstore.ErrPrecondition:
+	case errors.Is(e.Kind, objstore.ErrPrecondition):
 		// No generation matches an absent object: the object may be gone, which
 		// is success, or be another one.
-		if _, err := s.bucket.Object(name).Attrs(attempt); err != nil && classify(err).kind == objstore.ErrNotFound {
+		if _, err := s.bucket.Object(name).Attrs(attempt); err != nil && errors.Is(classify(err).kind, objstore.ErrNotFound) {
 			return nil
 		}
 	}
@@ -294,7 +295,7 @@ func (s *Store) BucketSettings(ctx context.Context) (objstore.BucketSettings, er
 	a, err := s.bucket.Attrs(attempt)
 	if err != nil {
 		e := fail(ctx, attempt, objstore.OpBucketInfo, "", err)
-		if e.Kind == objstore.ErrNotFound {
+		if errors.Is(e.Kind, objstore.ErrNotFound) {
 			e.Kind = objstore.ErrBucketNotFound
 		}
 		return objstore.BucketSettings{}, e

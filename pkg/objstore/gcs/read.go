@@ -39,7 +39,7 @@ func (s *Store) ReadSuffix(ctx context.Context, name string, dst []byte) (int, i
 	}
 	r, err := s.open(ctx, name, -int64(len(dst)), objstore.ToEnd, int64(len(dst)))
 	if err != nil {
-		if errorKind(err) == objstore.ErrRange {
+		if errors.Is(errorKind(err), objstore.ErrRange) {
 			return 0, 0, nil // only an empty object has no suffix
 		}
 		return 0, 0, err
@@ -75,8 +75,8 @@ func (s *Store) OpenRange(ctx context.Context, name string, offset, length int64
 // attempt if there is one, Close.
 type stream struct {
 	name    string
-	caller  context.Context //nolint:containedctx // the stream ends with it
-	attempt context.Context //nolint:containedctx // its cause says why a read failed
+	caller  context.Context // the stream ends with it
+	attempt context.Context // its cause says why a read failed
 	cancel  context.CancelCauseFunc
 	stall   *time.Timer
 	timeout time.Duration

@@ -210,7 +210,7 @@ func (s *Store) OpenRange(ctx context.Context, name string, offset, length int64
 }
 
 type stream struct {
-	ctx  context.Context //nolint:containedctx // a stream lives as long as the context it was opened with
+	ctx  context.Context // a stream lives as long as the context it was opened with
 	name string
 	r    *bytes.Reader
 }

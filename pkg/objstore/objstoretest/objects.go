@@ -2,7 +2,6 @@ package objstoretest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -211,5 +210,5 @@ func deleteRace(ctx context.Context, t *testing.T, s objstore.Store) {
 	}
 	wg.Wait()
 	_, err := s.Attrs(ctx, "a")
-	require.True(t, errors.Is(err, objstore.ErrNotFound), "%v", err)
+	require.ErrorIs(t, err, objstore.ErrNotFound)
 }

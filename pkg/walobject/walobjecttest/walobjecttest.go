@@ -1,4 +1,3 @@
-// Package walobjecttest makes valid ranges for tests of whoever handles them.
 package walobjecttest
 
 import (
