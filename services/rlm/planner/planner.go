@@ -23,8 +23,10 @@ type Planner struct {
 	streams map[StreamID]bool // open ones
 	lanes   map[laneKey]*lane
 	ring    []*lane // lanes with queued ranges, in the order of their turns
+	dropped bool    // the ring holds lanes without queued ranges
 	queued  int
-	bytes   int64 // queued
+	bytes   int64         // queued
+	since   time.Duration // when the queued range that waits longest came, or before
 
 	objects []*object // of the present epoch, in sequence order
 	orphans []*object // of closed epochs, their commit sent and not judged
@@ -206,6 +208,9 @@ func (p *Planner) Offer(now time.Duration, stream StreamID, r Range, refused *me
 	default:
 		l.next = r.End
 		l.queue = append(l.queue, e)
+		if p.queued == 0 {
+			p.since = now
+		}
 		p.queued++
 		p.bytes += r.Bytes
 		if !l.inRing {
@@ -223,6 +228,7 @@ func (p *Planner) dropQueue(l *lane, verdict *metadatav1.RangeVerdict) {
 		p.queued--
 		p.bytes -= e.Bytes
 		e.verdict = verdict
+		p.dropped = true
 	}
 	clear(l.queue)
 	l.queue = l.queue[:0]
@@ -388,10 +394,13 @@ func (o *object) end(attempt int32) (started time.Duration, ok bool) {
 
 // settle starts whatever is due.
 func (p *Planner) settle(now time.Duration) *Effects {
-	p.ring = slices.DeleteFunc(p.ring, func(l *lane) bool {
-		l.inRing = len(l.queue) > 0
-		return !l.inRing
-	})
+	if p.dropped {
+		p.dropped = false
+		p.ring = slices.DeleteFunc(p.ring, func(l *lane) bool {
+			l.inRing = len(l.queue) > 0
+			return !l.inRing
+		})
+	}
 	if len(p.objects) > 0 && p.objects[0].uploaded != 0 && !p.objects[0].committed {
 		o := p.objects[0]
 		o.committed = true
@@ -457,16 +466,7 @@ func (p *Planner) ready(now time.Duration) bool {
 	case uploading == 0, p.flush, p.bytes >= p.cfg.MaxBytes, p.queued >= p.cfg.MaxRanges:
 		return true
 	}
-	return now >= p.oldest()+p.cfg.Linger
-}
-
-// oldest is when the queued range that waits longest came.
-func (p *Planner) oldest() time.Duration {
-	at := time.Duration(1<<63 - 1)
-	for _, l := range p.ring {
-		at = min(at, l.queue[0].arrived)
-	}
-	return at
+	return now >= p.since+p.cfg.Linger
 }
 
 // cut makes the next object: the heads of all lanes in their turn, then the
@@ -517,6 +517,10 @@ func (p *Planner) cut(now time.Duration) {
 		}
 	}
 	p.ring = append(waiting, had...)
+	p.since = now
+	for _, l := range p.ring {
+		p.since = min(p.since, l.queue[0].arrived)
+	}
 	p.queued -= len(o.entries)
 	p.bytes -= bytes
 
@@ -551,7 +555,7 @@ func (p *Planner) Wake() (time.Duration, bool) {
 	}
 	if p.epoch != 0 && p.queued > 0 && len(p.objects) < p.cfg.Uncommitted {
 		if n := p.uploading(); n > 0 && n < p.cfg.InFlight {
-			due(p.oldest() + p.cfg.Linger)
+			due(p.since + p.cfg.Linger)
 		}
 	}
 	return at, ok

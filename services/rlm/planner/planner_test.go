@@ -381,3 +381,19 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 		require.ErrorContains(t, err, word)
 	}
 }
+
+// BenchmarkOffer4096 is the planner's share of an object of 4,096 partitions:
+// a range of each, queued behind an upload, then cut.
+func BenchmarkOffer4096(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		p := ready(Config{InFlight: 1, MaxBytes: 1 << 40, MaxRanges: 4096, Uncommitted: 9})
+		p.Offer(0, 1, ranged(5000, 1, 0, 10), nil)
+		for i := range int32(4096) {
+			p.Offer(0, 1, ranged(i, 1, 0, 100), nil)
+		}
+		if n := len(p.Uploaded(1, at(1, 1)).Uploads[0].Ranges); n != 4096 {
+			b.Fatal(n)
+		}
+	}
+}

@@ -526,3 +526,39 @@ func TestBadConfigurationIsRefused(t *testing.T) {
 	require.Error(t, err)
 	require.False(t, errors.Is(err, combiner.ErrStopped))
 }
+
+// Field report B105: one object whose ranges are in order, above and below
+// their partitions' ends gets a verdict for each.
+func TestEachRangeOfAnObjectHasItsOwnVerdict(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := start(t, nil, nil)
+		defer f.stop()
+		s := f.open()
+		var parts [3]*walobjecttest.Partition
+		for i := range parts {
+			parts[i] = walobjecttest.NewPartition(5, int32(i))
+			f.send(s, next(parts[i], 1, 10))
+		}
+		f.verdicts(s, 3)
+		behind := next(parts[2], 1, 10)
+		f.send(s, behind)
+		f.verdicts(s, 1)
+		next(parts[1], 1, 10) // lost on its way: what follows leaves a gap
+
+		f.send(s, next(walobjecttest.NewPartition(5, 9), 1, 10)) // keeps the first slot busy
+		f.send(s, next(parts[0], 2, 10))
+		f.send(s, next(parts[1], 2, 10))
+		again := proto.CloneOf(behind)
+		again.Run = 2
+		f.send(s, again)
+		got := map[int32]metadatav1.RangeOutcome{}
+		for _, v := range f.verdicts(s, 4) {
+			got[v.GetPartition().GetPartition()] = v.GetVerdict().GetOutcome()
+		}
+		require.Equal(t, map[int32]metadatav1.RangeOutcome{
+			0: accepted, 1: metadatav1.RangeOutcome_RANGE_OUTCOME_GAP,
+			2: metadatav1.RangeOutcome_RANGE_OUTCOME_ALREADY_COMMITTED, 9: accepted,
+		}, got)
+		f.readBack()
+	})
+}
