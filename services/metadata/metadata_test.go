@@ -352,7 +352,7 @@ func TestListTopicsInPages(t *testing.T) {
 func TestLeadersAreReplaced(t *testing.T) {
 	ctx := bounded(t)
 	cluster := metadatatest.Start(t, metadatatest.Options{Change: func(c *metadata.Config) {
-		c.OpenTimeout = config.Duration(time.Second)
+		c.OpenTimeout, c.SessionTimeout = config.Duration(time.Second), config.Duration(2*time.Second)
 	}})
 	c := of(cluster.Controller())
 	one, two := registerBroker(t, ctx, c, 1), registerBroker(t, ctx, c, 2)
@@ -407,7 +407,9 @@ func TestLeadersAreReplaced(t *testing.T) {
 
 func TestRemoteLogManagerSessionExpires(t *testing.T) {
 	ctx := bounded(t)
-	cluster := metadatatest.Start(t, metadatatest.Options{})
+	cluster := metadatatest.Start(t, metadatatest.Options{Change: func(c *metadata.Config) {
+		c.SessionTimeout = config.Duration(500 * time.Millisecond)
+	}})
 	c := of(cluster.Controller())
 	rlm := registerRLM(t, ctx, c, 1)
 	require.Eventually(t, func() bool {

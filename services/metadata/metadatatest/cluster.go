@@ -32,8 +32,9 @@ type Options struct {
 	Etcd *embetcd.Server
 	// WrapKV is called on the requests to etcd of each replica, to inject faults.
 	WrapKV func(clientv3.KV) clientv3.KV
-	// Change is called on the configuration of each replica, which has short
-	// times: sessions of 2 s, leases of 1 s.
+	// Change is called on the configuration of each replica. Its sessions are of
+	// 5 s and its leases of 10 s: a busy machine delays a test by seconds, and only
+	// tests of what runs out want it to.
 	Change func(*metadata.Config)
 }
 
@@ -94,8 +95,8 @@ func (c *Cluster) Config(id int) metadata.Config {
 	cfg.Telemetry.HTTPAddress = ""
 	cfg.Etcd.Endpoints = c.Etcd.Endpoints()
 	cfg.Etcd.ProbeInterval = config.Duration(time.Second)
-	cfg.SessionTimeout = config.Duration(2 * time.Second)
-	cfg.LeaseTTL = config.Duration(time.Second)
+	cfg.SessionTimeout = config.Duration(5 * time.Second)
+	cfg.LeaseTTL = config.Duration(10 * time.Second)
 	cfg.OpenTimeout = config.Duration(5 * time.Second)
 	cfg.Progress = config.Duration(50 * time.Millisecond)
 	cfg.GRPC.DrainDelay = 0
