@@ -305,17 +305,8 @@ func (t *term) decide(g *group, cmd *command) (full bool, err error) {
 func (t *term) housekeeping(g *group) (full bool, err error) {
 	now := t.c.now()
 	t.mu.Lock()
-	fresh := t.lease.fresh()
 	var expired []Member
-	switch {
-	case !fresh:
-		t.unconfirmed = true // nobody was answered, so nobody is to blame
-	case t.unconfirmed:
-		t.unconfirmed = false
-		for key, s := range t.sessions.live {
-			t.sessions.grant(Member{key.role, key.id, s.epoch}, now)
-		}
-	default:
+	if t.confirmedLocked(now) {
 		expired = t.sessions.expire(now)
 	}
 	t.mu.Unlock()
@@ -451,15 +442,32 @@ func (t *term) heartbeat(m Member) error {
 	if t.ended {
 		return ErrNotController
 	}
-	fresh := t.lease.fresh()
-	t.unconfirmed = t.unconfirmed || !fresh
-	switch alive := t.sessions.heartbeat(m, t.c.now()); {
-	case t.unconfirmed:
+	now := t.c.now()
+	confirmed := t.confirmedLocked(now)
+	switch alive := t.sessions.heartbeat(m, now); {
+	case !confirmed:
 		return ErrNotConfirmed // and if overdue, then only because nobody was answered
 	case !alive:
 		return ErrStaleMember
 	}
 	return nil
+}
+
+// confirmedLocked says whether heartbeats may be answered and sessions ended.
+// When the lease is fresh again after a while in which it was not, everybody
+// gets one full timeout: nobody was answered meanwhile, so nobody is to blame.
+func (t *term) confirmedLocked(now time.Duration) bool {
+	switch fresh := t.lease.fresh(); {
+	case !fresh:
+		t.unconfirmed = true
+		return false
+	case t.unconfirmed:
+		t.unconfirmed = false
+		for key, s := range t.sessions.live {
+			t.sessions.grant(Member{key.role, key.id, s.epoch}, now)
+		}
+	}
+	return true
 }
 
 // abort ends the term from outside the appender.
