@@ -26,7 +26,7 @@ func (s *Service) Append(ctx context.Context, req *brokerv1.AppendRequest) (resp
 		resp, err = s.appendHere(ctx, t, p, req)
 	}
 	if leader, ok := s.leaderFor(ctx, err); ok {
-		return forwardUnary(ctx, s, "Append", leader, changes, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.AppendResponse, error) {
+		return forwardUnary(ctx, s, "Append", leader, changes, s.cfg.AppendMaxWait.Std(), func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.AppendResponse, error) {
 			return c.Append(ctx, req, opts...)
 		})
 	}

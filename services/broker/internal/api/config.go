@@ -22,6 +22,8 @@ type Config struct {
 	// ProduceInFlight bounds the requests of one Produce stream that wait to be
 	// written, and again those that wait for their level.
 	ProduceInFlight int
+	// ProduceMaxStreams bounds the Produce streams served here.
+	ProduceMaxStreams int
 	// ProducerIDBlock is how many producer ids are fetched at a time.
 	ProducerIDBlock int
 
@@ -62,8 +64,9 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	config.SizeVar(fs, &c.AppendBufferBytes, key("append.buffer-bytes"), 256*config.MiB, "batches of all callers together that are received and not written yet")
 	config.SizeVar(fs, &c.MaxDecodedBytes, key("append.max-decoded-bytes"), 12*config.MiB, "largest size of one batch's records when decompressed; at most 15MiB")
 	fs.IntVar(&c.ProduceInFlight, key("produce.max-in-flight"), 128, "requests of one Produce stream that wait to be written, and again those that wait for their level")
+	fs.IntVar(&c.ProduceMaxStreams, key("produce.max-streams"), 4096, "Produce streams open at once")
 	fs.IntVar(&c.ProducerIDBlock, key("producer.id-block"), 1000, "producer ids fetched from the metadata service at a time, 1 to 10000")
-	fs.IntVar(&c.ReadMaxStreams, key("read.max-streams"), 8192, "Read streams open at once")
+	fs.IntVar(&c.ReadMaxStreams, key("read.max-streams"), 4096, "Read streams open at once")
 	config.SizeVar(fs, &c.ReadChunkBytes, key("read.chunk-bytes"), 512*config.KiB, "bytes of a partition read at a time, 4KiB to 4MiB; one batch may be larger")
 	config.DurationVar(fs, &c.ReadProgressInterval, key("read.progress-interval"), 3*time.Second, "how often a stream that follows an idle partition hears from the server")
 	config.DurationVar(fs, &c.ReadVisibleWait, key("read.visible-wait"), 5*time.Second, "longest wait for an offset between the high watermark and the end of the log")
@@ -83,6 +86,7 @@ func (c *Config) Validate() error {
 		config.Check(c.AppendBufferBytes >= 16*config.MiB, "append.buffer-bytes", c.AppendBufferBytes, "at least 16MiB"),
 		config.Check(c.MaxDecodedBytes >= config.MiB && c.MaxDecodedBytes <= 15*config.MiB, "append.max-decoded-bytes", c.MaxDecodedBytes, "from 1MiB to 15MiB"),
 		count("produce.max-in-flight", c.ProduceInFlight),
+		count("produce.max-streams", c.ProduceMaxStreams),
 		config.Check(c.ProducerIDBlock >= 1 && c.ProducerIDBlock <= 10_000, "producer.id-block", c.ProducerIDBlock, "from 1 to 10000"),
 		count("read.max-streams", c.ReadMaxStreams),
 		config.Check(c.ReadChunkBytes >= 4*config.KiB && c.ReadChunkBytes <= 4*config.MiB, "read.chunk-bytes", c.ReadChunkBytes, "from 4KiB to 4MiB"),

@@ -30,6 +30,13 @@
 // of 100-byte records, more than gRPC delivers to it. Compressed batches cost
 // their decompression.
 //
+// # What is said for ever
+//
+// LOG_TRUNCATED and OFFSET_OUT_OF_RANGE make a client give up records. A leader
+// that was deposed and does not know it yet could say so of records that its
+// successor holds; so the controller has to confirm the leadership first, and a
+// leadership newer than the one known here is answered UNKNOWN_LEADER_EPOCH.
+//
 // # Bounds
 //
 // Streams, waiters, forwarded calls and the bytes of batches that wait to be

@@ -41,7 +41,7 @@ func (s *Service) ExplainPartition(ctx context.Context, req *brokerv1.ExplainPar
 	if !ok {
 		return resp, nil
 	}
-	far, err := forwardUnary(ctx, s, "ExplainPartition", leader, reads, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.ExplainPartitionResponse, error) {
+	far, err := forwardUnary(ctx, s, "ExplainPartition", leader, reads, queryBound, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.ExplainPartitionResponse, error) {
 		return c.ExplainPartition(ctx, req, opts...)
 	})
 	if err == nil {

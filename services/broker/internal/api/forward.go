@@ -54,8 +54,12 @@ const (
 	changes effect = true
 )
 
-// forwardUnary does a call at the leader.
-func forwardUnary[Resp any](ctx context.Context, s *Service, method string, leader *replica.NotLeaderError, e effect,
+// forwardMargin is what the way to the leader and back may take beyond the
+// leader's own bound of a call.
+const forwardMargin = 5 * time.Second
+
+// forwardUnary does a call at the leader, which answers it within bound.
+func forwardUnary[Resp any](ctx context.Context, s *Service, method string, leader *replica.NotLeaderError, e effect, bound time.Duration,
 	call func(context.Context, brokerv1.LogServiceClient, ...grpc.CallOption) (Resp, error),
 ) (Resp, error) {
 	var none Resp
@@ -68,7 +72,9 @@ func forwardUnary[Resp any](ctx context.Context, s *Service, method string, lead
 		return none, err
 	}
 	s.metrics.forwarded.Add(ctx, 1, metric.WithAttributes(attrMethod.String(method)))
-	resp, err := call(forwardedContext(ctx), brokerv1.NewLogServiceClient(conn))
+	bounded, cancel := context.WithTimeout(forwardedContext(ctx), bound+forwardMargin)
+	defer cancel()
+	resp, err := call(bounded, brokerv1.NewLogServiceClient(conn))
 	if err != nil {
 		return none, forwardedError(ctx, leader, e, err)
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/braidlog/braid/pkg/lineage"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
@@ -29,7 +31,7 @@ func (s *Service) ListOffsets(ctx context.Context, req *brokerv1.ListOffsetsRequ
 		resp, err = s.listHere(ctx, p, req)
 	}
 	if leader, ok := s.leaderFor(ctx, err); ok {
-		return forwardUnary(ctx, s, "ListOffsets", leader, reads, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.ListOffsetsResponse, error) {
+		return forwardUnary(ctx, s, "ListOffsets", leader, reads, queryBound, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.ListOffsetsResponse, error) {
 			return c.ListOffsets(ctx, req, opts...)
 		})
 	}
@@ -68,6 +70,8 @@ func milliseconds(t *timestamppb.Timestamp) int64 {
 }
 
 func (s *Service) listHere(ctx context.Context, p Partition, req *brokerv1.ListOffsetsRequest) (*brokerv1.ListOffsetsResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryBound)
+	defer cancel()
 	if req.GetConfirm() {
 		if err := p.ConfirmLeadership(ctx); err != nil {
 			return nil, err
@@ -123,6 +127,42 @@ func (s *Service) leads(o replica.Offsets) error {
 	return e
 }
 
+// certain guards an error that says for ever what became of records. A leader that
+// was deposed and does not know it yet would take a position on the new branch for
+// one that was cut, or is out of range: before this broker says so the controller
+// has to confirm that it still leads under the fence the error was found under
+// (design review H8, invariant I11).
+func (s *Service) certain(ctx context.Context, p Partition, fence partition.Fence, err error) error {
+	var (
+		truncated *replica.TruncatedError
+		outside   *replica.OffsetOutOfRangeError
+	)
+	if !errors.As(err, &truncated) && !errors.As(err, &outside) {
+		return err
+	}
+	ctx, cancel := answerWithin(ctx, confirmTimeout)
+	defer cancel()
+	if unconfirmed := p.ConfirmLeadership(ctx); unconfirmed != nil {
+		return unconfirmed
+	}
+	if p.Offsets().Fence != fence {
+		return &replica.RecoveringError{Reason: "its leadership has just changed", Retry: soonRetry}
+	}
+	return err
+}
+
+// confirmTimeout bounds the question to the controller.
+const confirmTimeout = 5 * time.Second
+
+// newer refuses a leadership that this broker has not heard of yet: it can't
+// say anything about that one's records.
+func newer(o replica.Offsets, l lineage.Leadership) error {
+	if l.Incarnation == o.Fence.Incarnation && l.LeaderEpoch > o.Fence.LeaderEpoch {
+		return &replica.FencedEpochError{Expected: l.LeaderEpoch, Current: o.Fence.LeaderEpoch}
+	}
+	return nil
+}
+
 // AwaitDurability implements LogService.
 func (s *Service) AwaitDurability(ctx context.Context, req *brokerv1.AwaitDurabilityRequest) (resp *brokerv1.AwaitDurabilityResponse, err error) {
 	defer func() { s.metrics.failed(ctx, "AwaitDurability", err) }()
@@ -135,9 +175,7 @@ func (s *Service) AwaitDurability(ctx context.Context, req *brokerv1.AwaitDurabi
 		resp, err = s.awaitHere(ctx, t, p, req)
 	}
 	if leader, ok := s.leaderFor(ctx, err); ok {
-		return forwardUnary(ctx, s, "AwaitDurability", leader, reads, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.AwaitDurabilityResponse, error) {
-			ctx, cancel := context.WithTimeout(ctx, s.cfg.AwaitMaxWait.Std()+allocateTimeout)
-			defer cancel()
+		return forwardUnary(ctx, s, "AwaitDurability", leader, reads, s.cfg.AwaitMaxWait.Std(), func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.AwaitDurabilityResponse, error) {
 			return c.AwaitDurability(ctx, req, opts...)
 		})
 	}
@@ -167,6 +205,10 @@ func (s *Service) awaitHere(ctx context.Context, t target, p Partition, req *bro
 	s.metrics.awaits.Add(ctx, 1)
 	defer s.metrics.awaits.Add(ctx, -1)
 
+	o := p.Offsets()
+	if err := newer(o, leadershipFromProto(req.GetLeadership())); err != nil {
+		return nil, err
+	}
 	drained, stop := s.drainContext(ctx)
 	defer stop()
 	wait, cancel := answerWithin(drained, s.cfg.AwaitMaxWait.Std())
@@ -177,7 +219,7 @@ func (s *Service) awaitHere(ctx context.Context, t target, p Partition, req *bro
 	}
 	switch {
 	case wait.Err() == nil:
-		return nil, err // its own answer
+		return nil, s.certain(ctx, p, o.Fence, err) // its own answer
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case context.Cause(drained) == errDraining: //nolint:errorlint // set as it is by drainContext

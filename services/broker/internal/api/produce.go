@@ -82,6 +82,10 @@ type pipe struct {
 // leaderFor takes is about the first request: nothing was stored, nothing else
 // was read from the stream.
 func (s *Service) produceHere(stream produceStream, t target, p Partition, first *brokerv1.ProduceRequest) error {
+	if err := s.produces.enter(); err != nil {
+		return err
+	}
+	defer s.produces.leave()
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	w := &pipe{

@@ -225,3 +225,19 @@ func TestAClientThatGoesAwayLeavesNothingBehind(t *testing.T) {
 		require.True(t, w.brokers[1].service.buffered.TryAcquire(256<<20))
 	})
 }
+
+func TestProduceStreamsAreBounded(t *testing.T) {
+	run(t, 1, 1, func(c *Config) { c.ProduceMaxStreams = 1 }, func(t *testing.T, w *world) {
+		client := w.client(1)
+		open := func() (m *brokerv1.ProduceResponse, err error) {
+			stream, err := client.Produce(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, stream.Send(request(t, 1)))
+			return stream.Recv()
+		}
+		_, err := open()
+		require.NoError(t, err)
+		_, err = open()
+		refused(t, err, "LIMIT_EXCEEDED")
+	})
+}

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/braidlog/braid/pkg/record"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
@@ -104,9 +103,7 @@ func (s *Service) readHere(stream readStream, t target, p Partition, req *broker
 	if req.GetFormat() == brokerv1.ReadFormat_READ_FORMAT_BATCHES {
 		r.out = &batchOutput{s: s}
 	} else {
-		reader := s.readers.Get().(*record.Reader)
-		defer s.readers.Put(reader)
-		r.out = &recordOutput{s: s, t: t, reader: reader}
+		r.out = &recordOutput{s: s, t: t}
 	}
 	err := r.run(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), errDraining) && stream.Context().Err() == nil {
@@ -134,15 +131,26 @@ func (r *read) run(ctx context.Context) error {
 
 // seek finds the first offset to send and makes sure that it can be read here.
 func (r *read) seek(ctx context.Context) error {
+	// Below the object end a leader serves also while it recovers.
+	o := r.p.Offsets()
+	if elsewhere := (*replica.NotLeaderError)(nil); errors.As(r.s.leads(o), &elsewhere) {
+		return elsewhere
+	}
 	switch k := r.req.GetStart().(type) {
 	case *brokerv1.ReadRequest_Offset:
 		r.next = k.Offset
 		if l := r.req.GetLastLeadership(); l != nil {
-			if err := r.p.CheckPosition(k.Offset, leadershipFromProto(l)); err != nil {
+			last := leadershipFromProto(l)
+			if err := newer(o, last); err != nil {
 				return err
+			}
+			if err := r.p.CheckPosition(k.Offset, last); err != nil {
+				return r.s.certain(ctx, r.p, o.Fence, err)
 			}
 		}
 	case *brokerv1.ReadRequest_Time:
+		ctx, cancel := context.WithTimeout(ctx, queryBound)
+		defer cancel()
 		offset, _, found, err := r.p.OffsetForTime(ctx, milliseconds(k.Time))
 		if err != nil {
 			return err
@@ -161,10 +169,6 @@ func (r *read) seek(ctx context.Context) error {
 // being called out of range (design review H8, invariant I11).
 func (r *read) visible(ctx context.Context) error {
 	o := r.p.Offsets()
-	// Below the object end a leader serves also while it recovers.
-	if elsewhere := (*replica.NotLeaderError)(nil); errors.As(r.s.leads(o), &elsewhere) {
-		return elsewhere
-	}
 	if r.next < o.LogStart {
 		return &replica.ExpiredError{Offset: r.next, LogStart: o.LogStart}
 	}
@@ -172,7 +176,9 @@ func (r *read) visible(ctx context.Context) error {
 		return nil
 	}
 	if o.Leading && r.next > o.LogEnd {
-		return &replica.OffsetOutOfRangeError{Offset: r.next, LogStart: o.LogStart, HighWatermark: o.HighWatermark, LogEnd: o.LogEnd}
+		return r.s.certain(ctx, r.p, o.Fence, &replica.OffsetOutOfRangeError{
+			Offset: r.next, LogStart: o.LogStart, HighWatermark: o.HighWatermark, LogEnd: o.LogEnd,
+		})
 	}
 	wait, cancel := answerWithin(ctx, r.s.cfg.ReadVisibleWait.Std())
 	defer cancel()
@@ -193,7 +199,7 @@ func (r *read) loop(ctx context.Context) error {
 		if !r.req.GetFollow() && r.next >= r.end {
 			return nil
 		}
-		f, err := r.p.Read(ctx, r.next, r.chunk(), buf)
+		f, err := r.fetch(ctx, buf)
 		if err != nil {
 			return err
 		}
@@ -217,6 +223,18 @@ func (r *read) loop(ctx context.Context) error {
 		r.next = next
 	}
 	return nil
+}
+
+// fetch reads the next batches, bounded.
+func (r *read) fetch(ctx context.Context, buf []byte) (replica.Fetched, error) {
+	bounded, cancel := context.WithTimeout(ctx, queryBound)
+	defer cancel()
+	f, err := r.p.Read(bounded, r.next, r.chunk(), buf)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		err = rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, soonRetry,
+			"offset %d of %s could not be read within %s", r.next, r.t, queryBound).WithCause(err)
+	}
+	return f, err
 }
 
 // keep lets go of a buffer that one large batch made larger than it has to be.

@@ -57,7 +57,7 @@ func (o *batchOutput) send(stream readStream, f replica.Fetched, _, limit int64)
 type recordOutput struct {
 	s      *Service
 	t      target
-	reader *record.Reader
+	reader *record.Reader // held while something is sent, not while waiting
 
 	message []*brokerv1.ReadRecord
 	size    int
@@ -69,6 +69,8 @@ type recordOutput struct {
 
 // send sends the records of f from the offset from on, at most limit.
 func (o *recordOutput) send(stream readStream, f replica.Fetched, from, limit int64) (records, next int64, err error) {
+	o.reader = o.s.readers.Get().(*record.Reader)
+	defer func() { o.s.readers.Put(o.reader); o.reader = nil }()
 	o.known = 0
 	o.message, o.size = o.message[:0], 0
 	next = from

@@ -94,6 +94,7 @@ type Service struct {
 	peers    *peers
 	ids      *idBlocks
 	buffered *semaphore.Weighted // bytes of batches not written yet
+	produces limiter
 	reads    limiter
 	waits    limiter
 	forwards limiter
@@ -122,6 +123,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		peers:    newPeers(deps.Dial, cfg.ForwardConnectTimeout.Std()),
 		ids:      newIDBlocks(deps.IDs, deps.Replicas, deps.BrokerID, int32(cfg.ProducerIDBlock)),
 		buffered: semaphore.NewWeighted(cfg.AppendBufferBytes.Bytes()),
+		produces: limiter{what: "concurrent Produce streams", limit: int64(cfg.ProduceMaxStreams)},
 		reads:    limiter{what: "concurrent Read streams", limit: int64(cfg.ReadMaxStreams)},
 		waits:    limiter{what: "waiting AwaitDurability calls", limit: int64(cfg.AwaitMaxWaiters)},
 		forwards: limiter{what: "concurrent forwarded calls", limit: int64(cfg.ForwardMaxCalls)},
@@ -133,6 +135,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 
 // Close closes the connections to other brokers.
 func (s *Service) Close() error { return s.peers.close() }
+
+// queryBound is the longest that a call may take which waits for nothing but its
+// own work.
+const queryBound = 30 * time.Second
 
 // limiter bounds how many run at once.
 type limiter struct {
