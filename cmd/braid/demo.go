@@ -114,7 +114,7 @@ func runDemo(ctx context.Context, c *console, cmd *command, args []string) (err 
 	fs := flag.NewFlagSet("demo", flag.ContinueOnError)
 	file := fs.String("file", "", "JSON lines `file` to use instead of the earthquakes")
 	key := fs.String("key", "net", "`field` that is the record's key")
-	pace := fs.Duration("load", 8*time.Second, "`duration` over which the records are sent")
+	pace := fs.Duration("load", 6*time.Second, "`duration` over which the records are sent")
 	dir := fs.String("data-dir", "", "new `directory` to keep the cluster's data in; without it a temporary one")
 	fast := fs.Bool("no-cloud-latency", false, "let the object store answer as fast as it can")
 	asJSON := fs.Bool("json", false, "write the result as JSON, as the last line")

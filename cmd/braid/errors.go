@@ -6,8 +6,6 @@ import (
 	"sort"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/braidlog/braid/pkg/rpcerr"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
 )
@@ -16,11 +14,11 @@ import (
 // wrong with which field, and the facts.
 func explainError(err error) string {
 	e, ok := rpcerr.From(err)
-	if !ok || e.Reason == errorsv1.ErrorReason_ERROR_REASON_UNSPECIFIED && e.Code != codes.Unavailable {
+	if !ok || e.Reason == errorsv1.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return err.Error()
 	}
 	var b strings.Builder
-	b.WriteString(err.Error())
+	b.WriteString(strings.Replace(err.Error(), "rpc error: code = "+e.Code.String()+" desc = ", rpcerr.ReasonName(e.Reason)+": ", 1))
 	for _, v := range e.Violations {
 		if !strings.Contains(b.String(), v.Description) {
 			b.WriteString("\n  " + v.Field + ": " + v.Description)
