@@ -204,6 +204,9 @@ func (p *Partition) open(ctx context.Context, e partition.Open) {
 			return
 		}
 		if answered(err) {
+			// The controller sees the partition otherwise: look again before the next
+			// election.
+			p.mgr.refresh(p)
 			p.post(partition.OpenAnswered{Fence: e.Fence, Reason: err.Error()})
 			return
 		}
@@ -232,6 +235,14 @@ func answered(err error) bool {
 // requestElection asks for another election until there was one.
 func (p *Partition) requestElection(ctx context.Context, e partition.RequestElection) {
 	client := metadatav1.NewClusterServiceClient(p.mgr.deps.Metadata.Controller())
+	p.mu.Lock()
+	fruitless := p.fruitless
+	p.fruitless++
+	p.mu.Unlock()
+	// One election after the other without an opening in between helps nobody.
+	if fruitless > 0 && !pauseRetry(ctx, fruitless) {
+		return
+	}
 	for attempt := 1; ctx.Err() == nil; attempt++ {
 		req := &metadatav1.ElectLeaderRequest{
 			Topic: p.topic, Partition: p.partition, ExpectedLeaderEpoch: e.Fence.LeaderEpoch, BrokerId: p.candidate(),

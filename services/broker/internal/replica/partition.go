@@ -35,6 +35,7 @@ type Partition struct {
 	// Guarded by the manager's mutex.
 	seen   topicconfig.Config // the settings last posted
 	absent bool               // the cluster's picture did not list it lately
+	stale  bool               // its view is to be asked for again
 
 	mu      sync.Mutex // guards all below; not held across input or output
 	machine *partition.Machine
@@ -72,6 +73,8 @@ type Partition struct {
 	refused int       // ranges refused in a row
 	pause   time.Time // no range is cut before
 	lastBad string    // the last refusal, for people
+	// fruitless counts the elections asked for since this broker last led.
+	fruitless int
 }
 
 // feedCursor remembers the chain hash where the next range begins.
@@ -306,6 +309,7 @@ func (p *Partition) activate(e partition.Activate) {
 	log := p.log
 	p.producers, p.recoveryErr = nil, nil
 	p.refused, p.pause, p.lastBad = 0, time.Time{}, ""
+	p.fruitless = 0
 	p.mu.Unlock()
 	if err := log.AppendLineage(e.Entry); err != nil {
 		p.mu.Lock()

@@ -217,3 +217,11 @@ func (r *rlm) ReadRangeFooters(_ context.Context, req *remotelogv1.ReadRangeFoot
 }
 
 func registerRLM(g *grpc.Server, r *rlm) { remotelogv1.RegisterRemoteLogServiceServer(g, r) }
+
+type logRef = logv1.ObjectRef
+
+func (r *rlm) seqNow() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seq
+}

@@ -104,7 +104,7 @@ func (m *Manager) watchOnce(parent context.Context) error {
 func (w *watch) assign(s segmentStream, again bool) error {
 	var add []*metadatav1.WatchSegmentsPartition
 	for _, p := range w.m.all() {
-		if old := w.watched[p.key]; old == p && (!again || p.known()) {
+		if old := w.watched[p.key]; old == p && !w.m.takeStale(p) && (!again || p.known()) {
 			continue
 		}
 		if len(w.watched) >= maxWatched {
@@ -128,6 +128,22 @@ func (w *watch) assign(s segmentStream, again bool) error {
 		add = add[n:]
 	}
 	return nil
+}
+
+// refresh asks the metadata service anew what a partition's state is.
+func (m *Manager) refresh(p *Partition) {
+	m.mu.Lock()
+	p.stale = true
+	m.mu.Unlock()
+	m.reassign()
+}
+
+func (m *Manager) takeStale(p *Partition) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := p.stale
+	p.stale = false
+	return was
 }
 
 // absentPatience is how long a partition that the cluster's picture does not

@@ -310,6 +310,7 @@ func (f *Feed) ended(ctx context.Context, m cluster.RemoteLogManager, err error)
 	for key, fl := range f.flows {
 		fl.outstanding = 0
 		if len(fl.pending) > 0 {
+			clear(fl.pending)
 			fl.pending = fl.pending[:0]
 			lost = append(lost, fl.src)
 		} else if fl.blocked {
@@ -321,11 +322,17 @@ func (f *Feed) ended(ctx context.Context, m cluster.RemoteLogManager, err error)
 	f.outstanding, f.streamCredit, f.partitionCredit = 0, 0, 0
 	f.current, f.since, f.lastErr = cluster.RemoteLogManager{}, now, err
 	bad := !errors.Is(err, errSwitch) && !errors.Is(err, errOtherEpoch) && ctx.Err() == nil
-	if bad {
-		f.failed[m.ID] = failure{at: now, count: f.failed[m.ID].count + 1}
-	}
 	if m.Zone == f.opts.Zone && f.noZoneSince.IsZero() {
 		f.noZoneSince = now
+	}
+	if bad {
+		count := f.failed[m.ID].count + 1
+		if errors.Is(err, errVerdict) {
+			// It had its time: another one at once, and no early return.
+			count = max(count, 4)
+			f.noZoneSince = now.Add(-f.opts.ZonePatience)
+		}
+		f.failed[m.ID] = failure{at: now, count: count}
 	}
 	f.mu.Unlock()
 	for _, s := range lost {

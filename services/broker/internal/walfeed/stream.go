@@ -199,16 +199,14 @@ func (f *Feed) next(buf []byte) (*remotelogv1.WalRange, error) {
 		r, ok, held := fl.src.NextRange(buf[:0], limit, strict)
 		f.mu.Lock()
 		switch {
+		case held && fl.outstanding == 0:
+			// It waits for the stream's credit, not for its own: it keeps its turn.
+			f.enqueue(fl)
+			f.mu.Unlock()
+			return nil, nil
 		case held:
 			fl.blocked = true
 			f.mu.Unlock()
-			if fl.outstanding == 0 {
-				// Waits for the stream, not for itself: keep its turn.
-				f.mu.Lock()
-				f.enqueue(fl)
-				f.mu.Unlock()
-				return nil, nil
-			}
 			continue
 		case !ok:
 			if !fl.queued && len(fl.pending) == 0 {
