@@ -59,7 +59,7 @@ func leased(t *testing.T, run func(t *testing.T, e *etcdLease, l *lease)) {
 }
 
 func after(d time.Duration) {
-	time.Sleep(d) // virtual
+	time.Sleep(d) //nolint:forbidigo // inside a bubble
 	synctest.Wait()
 }
 
