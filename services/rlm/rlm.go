@@ -72,6 +72,7 @@ type Server struct {
 	combiner *combiner.Combiner
 	fetcher  *fetcher.Fetcher
 	cluster  string
+	seen     metadataEnd    // of the metadata log
 	closers  []func() error // run last to first
 }
 
@@ -213,24 +214,25 @@ func (s *Server) connect(address string, tel *telemetry.Telemetry, deps Deps) (e
 		Role:   metaclient.RemoteLogManagerRole(func() *metadatav1.RegisterRemoteLogManagerRequest { return request }),
 		Logger: s.log,
 		OnRegistered: func(r metaclient.Registration) {
+			s.seen.raise(r.MetadataEnd)
 			s.combiner.Registered(combiner.Identity{ClusterID: r.ClusterID, Incarnation: r.Incarnation, Epoch: r.Epoch})
 			s.grpc.MarkServing() // ready once brokers can be served; kept through later registrations
 		},
-		OnLost: func(epoch int64, _ error) { s.combiner.EpochClosed(epoch) },
+		OnConfirmed: func(c metaclient.Confirmation) { s.seen.raise(c.MetadataEnd) },
+		OnLost:      func(epoch int64, _ error) { s.combiner.EpochClosed(epoch) },
 	})
 	return err
 }
 
 // work makes the combiner and the fetcher.
 func (s *Server) work(store objstore.Store, meter metric.Meter, deps Deps) (err error) {
-	seen := new(metadataEnd)
-	var commits Committer = committer{metadatav1.NewSegmentServiceClient(s.metadata.Controller()), seen}
+	var commits Committer = committer{metadatav1.NewSegmentServiceClient(s.metadata.Controller()), &s.seen}
 	if deps.WrapCommitter != nil {
 		commits = deps.WrapCommitter(commits)
 	}
 	s.combiner, err = combiner.New(s.cfg.combiner(), combiner.Deps{
 		Store: store, Committer: commits,
-		OnUnusable: s.session.Invalidate, MetadataEnd: seen.Load,
+		OnUnusable: s.session.Invalidate, MetadataEnd: s.seen.Load,
 		Logger: s.log, Meter: meter,
 	})
 	if err != nil {

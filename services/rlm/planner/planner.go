@@ -426,6 +426,7 @@ func (p *Planner) attend(now time.Duration, o *object) {
 		if o.attempts >= p.cfg.MaxAttempt {
 			if len(o.running) == 0 {
 				p.out.Reregister = true
+				o.retryAt = now + p.cfg.RetryMax // ask again, not at once
 			}
 			return
 		}
