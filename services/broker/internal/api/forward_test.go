@@ -233,6 +233,7 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 func TestACancelledCallerCancelsTheForwardedCall(t *testing.T) {
 	run(t, 2, 2, nil, func(t *testing.T, w *world) {
 		w.brokers[2].orders.objects = false
+		w.brokers[1].orders.awaitErr = w.brokers[1].orders.notLeader()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		client := w.client(1)
@@ -240,7 +241,6 @@ func TestACancelledCallerCancelsTheForwardedCall(t *testing.T) {
 			_, err := client.AwaitDurability(ctx, &brokerv1.AwaitDurabilityRequest{Topic: "orders", EndOffset: 3, Leadership: leadershipToProto(leads), Level: logv1.Level_LEVEL_OBJECT})
 			done <- err
 		}()
-		w.brokers[1].orders.awaitErr = w.brokers[1].orders.notLeader()
 		synctest.Wait()
 		require.EqualValues(t, 1, w.brokers[2].service.waits.n.Load())
 		cancel()
