@@ -215,11 +215,16 @@ func (f *Feed) next(buf []byte) (*remotelogv1.WalRange, error) {
 			f.mu.Unlock()
 			continue
 		}
+		// The source may have been removed and announced anew meanwhile.
+		if now := f.flows[fl.src.FeedKey()]; now != nil {
+			fl = now
+		} else {
+			f.flows[fl.src.FeedKey()] = fl
+		}
 		size := int64(len(r.GetData()))
 		fl.pending = append(fl.pending, sentRange{run: r.GetRun(), base: r.GetRange().GetBaseOffset(), size: size, at: time.Now()})
 		fl.outstanding += size
 		f.outstanding += size
-		f.flows[fl.src.FeedKey()] = fl
 		f.enqueue(fl) // there may be more
 		f.mu.Unlock()
 		return r, nil
