@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"maps"
 	"time"
 
 	"github.com/braidlog/braid/pkg/client"
@@ -98,7 +97,7 @@ func (c *Cluster) Client() *client.Client {
 	return cl
 }
 
-// CreateTopic creates a topic whose partitions every broker may hold, with
+// CreateTopic creates a topic whose partitions every running broker may hold, with
 // settings as name, value, name, value; and waits until it is led and all running
 // brokers know so.
 func (c *Cluster) CreateTopic(name string, partitions int, settings ...string) *metadatav1.Topic {
@@ -109,8 +108,14 @@ func (c *Cluster) CreateTopic(name string, partitions int, settings ...string) *
 	for i := 0; i+1 < len(settings); i += 2 {
 		configs[settings[i]] = settings[i+1]
 	}
+	replicas := 0
+	for _, m := range c.Members(RoleBroker) {
+		if m.Running() {
+			replicas++
+		}
+	}
 	resp, err := c.Admin().Topics().CreateTopic(ctx, &metadatav1.CreateTopicRequest{
-		Name: name, PartitionCount: int32(partitions), ReplicationFactor: int32(len(c.Members(RoleBroker))), Configs: maps.Clone(configs),
+		Name: name, PartitionCount: int32(partitions), ReplicationFactor: int32(replicas), Configs: configs,
 	})
 	c.must(err, "create topic "+name)
 	c.WaitLed(name)

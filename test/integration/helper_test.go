@@ -191,3 +191,13 @@ func explain(t testing.TB, c *cluster.Cluster, m *cluster.Member, topic string, 
 	require.NoError(t, err)
 	return resp
 }
+
+// refusedAny is refused with any of the reasons that name a field.
+func refusedAny(t testing.TB, err error, code codes.Code) *rpcerr.Error {
+	t.Helper()
+	e, ok := rpcerr.From(err)
+	require.True(t, ok, "not a gRPC error: %v", err)
+	require.Equal(t, code, e.Code, "%v", e)
+	require.Contains(t, []string{"INVALID_FIELD", "UNSUPPORTED"}, rpcerr.ReasonName(e.Reason))
+	return e
+}
