@@ -518,3 +518,83 @@ func TestConfigurationNamesEveryProblem(t *testing.T) {
 	good := rlmtest.Config(rlmtest.Options{Metadata: []string{"127.0.0.1:1"}})
 	require.NoError(t, good.Validate())
 }
+
+func TestMetricsTellWhatMatters(t *testing.T) {
+	i, m, _ := begin(t, nil)
+	s, err := dial(t, i.Conn(), initial())
+	require.NoError(t, err)
+	s.send(next(walobjecttest.NewPartition(5, 0), 1, 100))
+	s.verdict()
+	c := m.commits()[0]
+	_, err = readWal(t, i.Conn(), c.GetObject(), 0, 10)
+	require.NoError(t, err)
+	families, err := i.Telemetry.Registry.Gather()
+	require.NoError(t, err)
+	var names []string
+	for _, f := range families {
+		names = append(names, f.GetName())
+	}
+	for _, want := range []string{
+		"rlm_wal_queue_size_bytes", "rlm_wal_queue_ranges", "rlm_wal_buffer_size_bytes", "rlm_wal_uploads", "rlm_wal_uncommitted", "rlm_wal_streams",
+		"rlm_wal_put_duration_seconds", "rlm_wal_commit_duration_seconds", "rlm_wal_object_size_bytes", "rlm_wal_object_ranges", "rlm_wal_object_partitions",
+		"rlm_wal_verdicts_total", "rlm_cache_blocks_total", "rlm_cache_get_duration_seconds", "rlm_cache_size_bytes", "rlm_cache_pinned_bytes",
+		"objstore_request_duration_seconds", "rpc_server_call_duration_seconds",
+	} {
+		require.Contains(t, names, want)
+	}
+}
+
+// Design review F22: a reader that does not read is ended, and resumes where it
+// stopped.
+func TestReaderThatDoesNotReadIsEndedAndResumes(t *testing.T) {
+	i, m, _ := begin(t, func(o *rlmtest.Options) {
+		o.Change = func(c *rlm.Config) { c.Cache.SendTimeout = config.Duration(200 * time.Millisecond) }
+	})
+	conn := i.Conn()
+	s, err := dial(t, conn, initial())
+	require.NoError(t, err)
+	s.send(next(walobjecttest.NewPartition(5, 0), 1, 1_000_000)) // 4 MB
+	s.verdict()
+	c := m.commits()[0]
+	d := c.GetRanges()[0]
+	stream, err := remotelogv1.NewRemoteLogServiceClient(conn).ReadWal(t.Context(), &remotelogv1.ReadWalRequest{
+		ClusterId: clusterID, Object: c.GetObject(), Position: d.GetPosition(), LengthBytes: d.GetLengthBytes(),
+	})
+	require.NoError(t, err)
+	// Nothing is received until the server has given up: its next reader gets
+	// through meanwhile, and the stalled one has its status waiting.
+	ended := i.Telemetry.Registry
+	require.Eventually(t, func() bool {
+		families, err := ended.Gather()
+		if err != nil {
+			return false
+		}
+		for _, f := range families {
+			if f.GetName() != "rpc_server_call_duration_seconds" {
+				continue
+			}
+			for _, x := range f.GetMetric() {
+				for _, l := range x.GetLabel() {
+					if l.GetValue() == "RESOURCE_EXHAUSTED" {
+						return true
+					}
+				}
+			}
+		}
+		return false
+	}, 10*time.Second, 10*time.Millisecond)
+	var got []byte
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+			require.Equal(t, errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, rpcerr.Reason(err))
+			break
+		}
+		got = append(got, r.GetData()...)
+	}
+	require.Less(t, int64(len(got)), d.GetLengthBytes())
+	rest, err := readWal(t, conn, c.GetObject(), d.GetPosition()+int64(len(got)), d.GetLengthBytes()-int64(len(got)))
+	require.NoError(t, err)
+	require.NoError(t, walobject.VerifyRange(d, append(got, rest...)))
+}

@@ -45,6 +45,8 @@ type Options struct {
 type Instance struct {
 	// Server is the service.
 	Server *rlm.Server
+	// Telemetry is its own; its registry holds the metrics.
+	Telemetry *telemetry.Telemetry
 
 	t       testing.TB
 	network *network
@@ -85,7 +87,7 @@ func Start(t testing.TB, o Options) *Instance {
 	if err != nil {
 		t.Fatalf("listen: %v", err)
 	}
-	i := &Instance{t: t, network: &network{conns: map[net.Conn]struct{}{}}, done: make(chan struct{})}
+	i := &Instance{t: t, Telemetry: tel, network: &network{conns: map[net.Conn]struct{}{}}, done: make(chan struct{})}
 	i.Server, err = rlm.Build(t.Context(), cfg, rlm.Deps{
 		Telemetry: tel, Listener: &severed{listener, i.network},
 		Bucket:        severedStore(o.Bucket, i.network),
