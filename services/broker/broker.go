@@ -46,6 +46,11 @@ type Deps struct {
 	Redacted func() ([]byte, error)
 }
 
+// ErrAbandoned as the cause of the end of Run's context makes Run stop without
+// handing anything over and without waiting for anybody: for tests that play the
+// death of a process.
+var ErrAbandoned = errors.New("broker: abandoned")
+
 // Server is a broker.
 type Server struct {
 	cfg      Config
@@ -200,8 +205,17 @@ func (s *Server) Run(ctx context.Context) error {
 		g.Go("private", s.private.Run)
 	}
 	g.OnStop("mark not serving", time.Second, func(context.Context) error { s.grpc.MarkNotServing(); return nil })
-	g.OnStop("hand over", s.cfg.HandoverTimeout.Std()+sessionBound, s.handOver)
-	g.OnStop("drain delay", s.cfg.GRPC.DrainDelay.Std()+time.Second, s.drainDelay)
+	// Who never served, or is abandoned, has nothing to hand over.
+	ifServed := func(step func(context.Context) error) func(context.Context) error {
+		return func(stop context.Context) error {
+			if !s.served.Load() || errors.Is(context.Cause(ctx), ErrAbandoned) {
+				return nil
+			}
+			return step(stop)
+		}
+	}
+	g.OnStop("hand over", s.cfg.HandoverTimeout.Std()+sessionBound, ifServed(s.handOver))
+	g.OnStop("drain delay", s.cfg.GRPC.DrainDelay.Std()+time.Second, ifServed(s.drainDelay))
 	g.OnStop("end streams", time.Second, func(context.Context) error { s.grpc.EndStreams(); return nil })
 	g.OnStop("stop gRPC", s.cfg.GRPC.StopBound(), s.grpc.Stop)
 	g.StopTasks("close logs", closeBound, "partitions", "start", "grpc")
@@ -268,9 +282,6 @@ const sessionBound = 3 * time.Second
 // handOver waits until what was appended is in the bucket and ends the session,
 // so that others are elected before anybody misses this broker.
 func (s *Server) handOver(ctx context.Context) error {
-	if !s.served.Load() {
-		return nil
-	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.HandoverTimeout.Std(), fmt.Errorf("handed over after %s", s.cfg.HandoverTimeout))
 	defer cancel()
 	return s.manager.Drain(ctx)
@@ -279,9 +290,6 @@ func (s *Server) handOver(ctx context.Context) error {
 // drainDelay gives load balancers and clients time to notice; meanwhile calls are
 // forwarded to the new leaders.
 func (s *Server) drainDelay(ctx context.Context) error {
-	if !s.served.Load() {
-		return nil
-	}
 	timer := time.NewTimer(s.cfg.GRPC.DrainDelay.Std())
 	defer timer.Stop()
 	select {

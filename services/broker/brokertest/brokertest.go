@@ -59,7 +59,7 @@ type Instance struct {
 	t       testing.TB
 	network *network
 	dead    atomic.Bool // the disk fails every write
-	cancel  context.CancelFunc
+	cancel  context.CancelCauseFunc
 	done    chan struct{}
 	err     error // of Run, once done is closed
 }
@@ -118,14 +118,14 @@ func Start(t testing.TB, o Options) *Instance {
 	if err != nil {
 		t.Fatalf("build: %v", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	i.cancel = cancel
 	go func() {
 		defer close(i.done)
 		i.err = i.Server.Run(ctx)
 	}()
 	t.Cleanup(func() {
-		cancel()
+		cancel(context.Canceled)
 		<-i.done
 		stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -145,7 +145,7 @@ func (i *Instance) disk(op errorfs.Op) error {
 // Stop stops the broker in order and fails the test if that fails.
 func (i *Instance) Stop() {
 	i.t.Helper()
-	i.cancel()
+	i.cancel(context.Canceled)
 	if err := i.Err(); err != nil {
 		i.t.Errorf("stop: %v", err)
 	}
@@ -169,7 +169,7 @@ func (i *Instance) Err() error {
 func (i *Instance) Kill() {
 	i.dead.Store(true)
 	i.network.cut()
-	i.cancel()
+	i.cancel(broker.ErrAbandoned)
 }
 
 // Restart starts the next life of a broker that was stopped or killed: same id,
