@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,6 +57,7 @@ type fakePartition struct {
 	changed   chan struct{}
 	broken    map[*replica.Pipeline]error
 	attempted int
+	fetched   *atomic.Int64 // bytes read, when set
 	explain   replica.Explanation
 }
 
@@ -186,6 +188,9 @@ func (p *fakePartition) Read(_ context.Context, from int64, maxBytes int, dst []
 			f.Base = b.BaseOffset()
 		}
 		f.Batches, f.Next = append(f.Batches, b...), b.EndOffset()
+	}
+	if p.fetched != nil {
+		p.fetched.Add(int64(len(f.Batches)))
 	}
 	return f, nil
 }
