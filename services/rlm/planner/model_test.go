@@ -308,7 +308,7 @@ func (w *world) step() {
 // TestPlannerAgainstAPlainModel runs random histories with lost answers,
 // failed PUTs, closed epochs and reconnecting leaders.
 func TestPlannerAgainstAPlainModel(t *testing.T) {
-	histories, steps := 250, 1500
+	histories, steps := 120, 1000
 	first := rand.Uint64()
 	if *seedFlag != 0 {
 		histories, first = 1, *seedFlag

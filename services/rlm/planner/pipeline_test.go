@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ const (
 	simManagers   = 2
 	simTick       = 10 * time.Millisecond
 	simCommit     = 5 * time.Millisecond
-	simLoad       = 30 * time.Second
+	simLoad       = 20 * time.Second
 )
 
 type policy int
@@ -285,15 +286,8 @@ func TestPipelineInOrderBeatsTheLiteralRules(t *testing.T) {
 	one := show("literal, refused range again, 16", simulate(resendOne, deep, seed))
 	all := show("literal, from the object end, 16", simulate(resendAll, deep, seed))
 	two := show("literal, refused range again, 2", simulate(resendOne, base, seed))
-	for _, linger := range []time.Duration{0, 5 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond} {
-		c := hedged
-		c.Linger = linger
-		show("in order, hedged, linger "+linger.String(), simulate(planned, c, seed))
-	}
-	for _, n := range []int{2, 3, 6, 16} {
-		c := hedged
-		c.Uncommitted = n
-		show("in order, hedged, uncommitted "+string(rune('0'+n/10))+string(rune('0'+n%10)), simulate(planned, c, seed))
+	if testing.Verbose() { // the figures in the package comment
+		tuning(hedged, func(name string, c Config) { show(name, simulate(planned, c, seed)) })
 	}
 
 	require.Less(t, good.p50, 200*time.Millisecond)
@@ -305,4 +299,18 @@ func TestPipelineInOrderBeatsTheLiteralRules(t *testing.T) {
 	require.Greater(t, all.amplification, 3.0)
 	require.Greater(t, two.amplification, plain.amplification)
 	require.Greater(t, one.p99, 2*good.p99)
+}
+
+// tuning shows what linger and the bound on uncommitted objects do.
+func tuning(base Config, show func(name string, c Config)) {
+	for _, linger := range []time.Duration{0, 5, 25, 50, 100} {
+		c := base
+		c.Linger = linger * time.Millisecond
+		show("in order, hedged, linger "+c.Linger.String(), c)
+	}
+	for _, n := range []int{2, 3, 6, 16} {
+		c := base
+		c.Uncommitted = n
+		show("in order, hedged, uncommitted "+strconv.Itoa(n), c)
+	}
 }
