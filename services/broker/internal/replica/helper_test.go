@@ -24,7 +24,7 @@ import (
 
 // scene is a network of hand-played peers inside one bubble.
 type scene struct {
-	t      *testing.T
+	t      testing.TB
 	world  *world
 	bucket *bucket
 
@@ -33,7 +33,7 @@ type scene struct {
 	servers   map[string]*grpc.Server
 }
 
-func newScene(t *testing.T, partitions int) *scene {
+func newScene(t testing.TB, partitions int) *scene {
 	s := &scene{t: t, world: newWorld(partitions), bucket: newBucket(), listeners: map[string]*bufconn.Listener{}, servers: map[string]*grpc.Server{}}
 	s.world.elect = 1
 	s.serve("meta:1", s.world.register)
@@ -78,7 +78,7 @@ func (s *scene) rlm(id int32, zone string) *rlm {
 
 // broker is one life of a broker.
 type broker struct {
-	t    *testing.T
+	t    testing.TB
 	m    *replica.Manager
 	meta *metaclient.Client
 	end  context.CancelFunc
@@ -138,7 +138,7 @@ func until(t testing.TB, what string, cond func() bool) {
 	t.Fatalf("not within a virtual minute: %s", what)
 }
 
-func testLogger(t *testing.T) *slog.Logger {
+func testLogger(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 }
 

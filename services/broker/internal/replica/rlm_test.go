@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
@@ -52,6 +51,7 @@ type rlm struct {
 	judge func(r *remotelogv1.WalRange) *metadatav1.RangeVerdict
 	// dieAfterPut ends the stream after the commit, once, before the verdict.
 	dieAfterPut bool
+	forgetful   bool // keeps nothing
 	breakAll    chan struct{}
 }
 
@@ -114,10 +114,14 @@ func (r *rlm) AppendWal(s grpc.BidiStreamingServer[remotelogv1.AppendWalRequest,
 			if err != nil {
 				return
 			}
-			rg := proto.Clone(m.GetRange()).(*remotelogv1.WalRange)
+			rg := m.GetRange() // a message of its own, made by the codec
 			take := func() bool { return r.take(rg, q) }
 			r.mu.Lock()
-			r.received = append(r.received, rg)
+			if r.forgetful {
+				rg.Data = nil
+			} else {
+				r.received = append(r.received, rg)
+			}
 			if r.down {
 				r.kept = append(r.kept, func() { take() })
 				r.mu.Unlock()
@@ -153,6 +157,9 @@ func (r *rlm) take(rg *remotelogv1.WalRange, q *stream[*remotelogv1.AppendWalRes
 	r.dieAfterPut = false
 	r.mu.Unlock()
 	r.bucket.mu.Lock()
+	if r.forgetful {
+		clear(r.bucket.objects)
+	}
 	r.bucket.objects[refKey(ref)] = &object{data: rg.GetData(), footer: &storagev1.RangeFooter{
 		Range: rg.GetRange(), Producers: rg.GetProducers(), Expiries: rg.GetExpiries(),
 	}}
