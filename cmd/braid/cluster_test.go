@@ -19,7 +19,7 @@ import (
 // returned function interrupts it and gives its exit code and output.
 func dev(t *testing.T, dir string, args ...string) (stop func() (int, string)) {
 	t.Helper()
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
 	var out, errs output
 	var code int
 	var wg sync.WaitGroup

@@ -144,6 +144,9 @@ func runDemo(ctx context.Context, c *console, cmd *command, args []string) (err 
 	d.result.Records = len(records)
 	d.result.Levels = map[string]int{}
 	err = d.run(ctx, records, devOptions{shape: demoShape, dir: *dir, processes: true, cloudLatency: !*fast})
+	if interrupted(ctx) {
+		return errors.New("interrupted")
+	}
 	if err != nil {
 		return err
 	}

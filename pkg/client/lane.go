@@ -200,12 +200,12 @@ func (l *lane) fail(err error, executed bool) {
 	l.batches, l.sent, l.open = nil, 0, nil
 	l.failed = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, Err: fmt.Errorf("the partition stopped before: %w", err)}
 	l.mu.Unlock()
-	for i, b := range all {
-		// What stands behind a batch that was refused can't have been stored.
-		maybe := b.attempts > 0 && executed
-		if i == 0 && !executed {
-			maybe = b.attempts > 1 && rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_PRODUCER_FENCED)
-		}
+	for _, b := range all {
+		// A refusal is certain of what was sent once: behind a refused batch
+		// nothing is stored either. Of what was sent before as well it is so only
+		// where the server says which sequence it holds last.
+		maybe := b.attempts > 0 && executed ||
+			b.attempts > 1 && !rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_SEQUENCE_GAP)
 		b.err = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, MaybeStored: maybe, Err: err}
 		l.answer(b)
 	}
@@ -220,6 +220,7 @@ func (l *lane) run(ctx context.Context) {
 			case <-l.wake:
 			case <-ctx.Done():
 			}
+			attempt = 0
 		}
 		if ctx.Err() != nil {
 			l.fail(context.Cause(ctx), true)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/braidlog/braid/pkg/client"
@@ -127,7 +128,7 @@ func TestAKilledLeaderLosesAndRepeatsNothing(t *testing.T) {
 		require.Equal(t, "a:1", first[4].Broker)
 		c.kill("a:1")
 		pending := send(t, p, 5, 30)
-		time.Sleep(3 * time.Second) // of the bubble: the session has to expire
+		time.Sleep(3 * time.Second) //nolint:forbidigo // inside a synctest bubble: the session has to expire
 		c.elect("b:1", -1)
 		acks := wait(t, pending)
 		require.Equal(t, "b:1", acks[29].Broker)
@@ -202,8 +203,8 @@ func TestAnUnknownOutcomeIsSettled(t *testing.T) {
 		asked := 0
 		c.await = func(req *brokerv1.AwaitDurabilityRequest) error {
 			asked++
-			require.EqualValues(t, 2, req.GetEndOffset())
-			require.EqualValues(t, client.LevelObject, req.GetLevel())
+			assert.EqualValues(t, 2, req.GetEndOffset())
+			assert.EqualValues(t, client.LevelObject, req.GetLevel())
 			if asked == 1 {
 				return unavailable(errorsv1.ErrorReason_ERROR_REASON_RECOVERING)
 			}
@@ -266,6 +267,30 @@ func TestALostAckedTailIsToldAndNeverPapered(t *testing.T) {
 		wait(t, send(t, p, 3, 2))
 		require.Equal(t, expected(5), c.values(0))
 		require.Equal(t, []string{"w"}, c.values(1))
+	})
+}
+
+func TestARefusalAfterALostAnswerLeavesTheOutcomeOpen(t *testing.T) {
+	produce(t, 1, small, func(t *testing.T, c *cluster, p *client.Producer) {
+		c.after = func(n int, _ record.Batch) error {
+			if n == 1 {
+				return unavailable(0) // stored, and the answer is lost
+			}
+			return nil
+		}
+		c.before = func(n int, _ record.Batch) error {
+			if n > 1 {
+				return rpcerr.LevelUnreachable(topic, "LEADER", "OBJECT")
+			}
+			return nil
+		}
+		_, err := send(t, p, 0, 1)[0].Wait(t.Context())
+		var delivery *client.DeliveryError
+		require.ErrorAs(t, err, &delivery)
+		require.True(t, delivery.MaybeStored)
+		require.True(t, rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_LEVEL_UNREACHABLE))
+		require.Equal(t, expected(1), c.values(0))
+		require.NoError(t, p.Resume(t.Context(), 0))
 	})
 }
 

@@ -58,8 +58,6 @@ type ReaderOptions struct {
 	Start Start
 	// Follow waits at the end for more instead of ending there.
 	Follow bool
-	// Nearest lets the broker asked answer when it holds a reconciled copy.
-	Nearest bool
 	// Patience bounds the time without any leader that answers. 0 = 2 min.
 	Patience time.Duration
 	// StallTimeout is how long a broker may be silent before another stream is
@@ -256,6 +254,7 @@ func (r *Reader) fill(ctx context.Context) error {
 		if err := r.connect(ctx); err != nil {
 			return r.wait(ctx, err)
 		}
+		r.fresh = false
 	}
 	resp, err := r.receive(ctx)
 	if err != nil {
@@ -324,9 +323,6 @@ func (r *Reader) connect(ctx context.Context) error {
 	req := &brokerv1.ReadRequest{
 		Topic: r.opts.Topic, Partition: r.opts.Partition, Follow: r.opts.Follow, Format: brokerv1.ReadFormat_READ_FORMAT_BATCHES,
 	}
-	if r.opts.Nearest {
-		req.ReadPreference = brokerv1.ReadPreference_READ_PREFERENCE_NEAREST
-	}
 	switch {
 	case r.placed:
 		req.Start = &brokerv1.ReadRequest_Offset{Offset: r.next}
@@ -370,13 +366,12 @@ func (r *Reader) placeAtEnd(ctx context.Context, service brokerv1.LogServiceClie
 // receive takes one answer; the end of ctx, and too long a silence, cancel the
 // stream.
 func (r *Reader) receive(ctx context.Context) (*brokerv1.ReadResponse, error) {
-	stalled := false
 	cancel := r.cancel
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer stop()
 	timer := time.AfterFunc(r.opts.StallTimeout, func() { cancel(errStalled) })
 	resp, err := r.stream.Recv()
-	stalled = !timer.Stop()
+	stalled := !timer.Stop()
 	if err != nil && stalled && ctx.Err() == nil {
 		return nil, errStalled
 	}

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/braidlog/braid/pkg/client"
@@ -68,7 +69,7 @@ func TestReadToTheEnd(t *testing.T) {
 		fill(t, c, 0, 10)
 		require.Equal(t, expected(10), next(t, r, 10))
 		_, err := r.Next(t.Context())
-		require.Equal(t, io.EOF, err)
+		require.ErrorIs(t, err, io.EOF)
 	})
 }
 
@@ -136,7 +137,7 @@ func TestTruncationIsTold(t *testing.T) {
 		c.mu.Lock()
 		c.readFault = func(n int, req *brokerv1.ReadRequest) error {
 			if n > 1 {
-				require.NotNil(t, req.GetLastLeadership())
+				assert.NotNil(t, req.GetLastLeadership())
 				return rpcerr.LogTruncated(topic, 1)
 			}
 			return rpcerr.Draining()
