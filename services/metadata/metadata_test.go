@@ -163,7 +163,13 @@ func getPartition(t *testing.T, ctx context.Context, c clients, topic string) *m
 	return resp.GetTopic().GetPartitions()[0]
 }
 
-func requireReason(t *testing.T, err error, reason errorsv1.ErrorReason) *rpcerr.Error {
+func requireReason(t *testing.T, err error, reason errorsv1.ErrorReason) {
+	t.Helper()
+	_ = refusal(t, err, reason)
+}
+
+// refusal requires an answer with the reason and returns it.
+func refusal(t *testing.T, err error, reason errorsv1.ErrorReason) *rpcerr.Error {
 	t.Helper()
 	require.Error(t, err)
 	got, ok := rpcerr.From(err)
@@ -306,7 +312,7 @@ func TestRefusalsNameTheField(t *testing.T) {
 		}, errorsv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := requireReason(t, try.call(), try.reason)
+			got := refusal(t, try.call(), try.reason)
 			if try.field != "" {
 				require.NotEmpty(t, got.Violations)
 				assert.Equal(t, try.field, got.Violations[0].Field)

@@ -2,7 +2,6 @@ package metadata_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -421,6 +420,6 @@ func TestDrainEndsStreams(t *testing.T) {
 	for err == nil {
 		_, err = m.step()
 	}
-	require.False(t, errors.Is(err, context.Canceled))
+	require.NotErrorIs(t, err, context.Canceled)
 	requireReason(t, err, errorsv1.ErrorReason_ERROR_REASON_DRAINING)
 }

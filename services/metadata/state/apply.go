@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/topicconfig"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // Apply folds the next entry into the state: whole, or the state is of no more

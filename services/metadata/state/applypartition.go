@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/pkg/lineage"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 func (s *State) applyPartitionFenced(e *metadatav1.PartitionFenced) error {

@@ -9,9 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/topicconfig"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

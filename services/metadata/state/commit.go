@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"fmt"
 
+	"github.com/braidlog/braid/pkg/chainhash"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
-	"github.com/braidlog/braid/pkg/chainhash"
 )
 
 const (

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

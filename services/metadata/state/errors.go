@@ -3,9 +3,8 @@ package state
 import (
 	"fmt"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/chainhash"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // What can be wrong with an entry. After any of these the state applies nothing

@@ -8,7 +8,6 @@ import (
 
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

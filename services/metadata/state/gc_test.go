@@ -8,10 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/braidlog/braid/pkg/invariant"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
-	"github.com/braidlog/braid/pkg/invariant"
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

@@ -8,10 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/braidlog/braid/pkg/chainhash"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
-	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/services/metadata/state"
 )
 

@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"slices"
 
-	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/pkg/lineage"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // DecideOpenEpoch judges the second half of an election (design review H1, H3):

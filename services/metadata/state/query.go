@@ -3,10 +3,9 @@ package state
 import (
 	"slices"
 
+	"github.com/braidlog/braid/pkg/topicconfig"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
-	"github.com/braidlog/braid/pkg/topicconfig"
 )
 
 // EndOffset is the offset of the next entry: everything below is applied.

@@ -3,11 +3,10 @@ package state
 import (
 	"fmt"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/pkg/lineage"
 	"github.com/braidlog/braid/pkg/topicconfig"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // FeatureLevel is the highest feature level of entries that this version

@@ -6,9 +6,8 @@ import (
 	"maps"
 	"slices"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/topicconfig"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // DecideCreateTopic creates a topic with leaders for its partitions. topicID is

@@ -177,7 +177,7 @@ func mapSettings(err error) *rpcerr.Error {
 }
 
 func leaves(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // walks the tree by hand
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var out []error
 		for _, e := range joined.Unwrap() {
 			out = append(out, leaves(e)...)

@@ -49,13 +49,13 @@ func TestSessions(t *testing.T) {
 			assert.True(t, s.heartbeat(r1, at(1)))
 		},
 		"all of one moment in order, the next deadline": func(t *testing.T, s *sessions) {
-			_, any := s.next()
-			assert.False(t, any)
+			_, ok := s.next()
+			assert.False(t, ok)
 			s.grant(r1, at(0))
 			s.grant(b2, at(0))
 			s.grant(b1, at(2))
-			next, any := s.next()
-			assert.True(t, any)
+			next, ok := s.next()
+			assert.True(t, ok)
 			assert.Equal(t, at(6), next)
 			assert.Equal(t, []Member{b2, r1}, s.expire(at(6)))
 			next, _ = s.next()

@@ -218,7 +218,7 @@ func (t *term) nap() time.Duration {
 	wait := t.lease.freshFor() / 4
 	if t.lease.fresh() { // only then does the end of a session matter
 		t.mu.Lock()
-		if next, any := t.sessions.next(); any {
+		if next, ok := t.sessions.next(); ok {
 			wait = min(wait, next-now)
 		}
 		t.mu.Unlock()
