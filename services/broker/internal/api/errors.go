@@ -176,10 +176,10 @@ func batchError(field string, err error) error {
 	if !errors.As(err, &e) {
 		return rpcerr.CorruptBatch(field, text)
 	}
-	switch e.Kind { //nolint:errorlint // Kind is one of the sentinels itself
-	case record.ErrUnsupported:
+	switch {
+	case errors.Is(err, record.ErrUnsupported):
 		return rpcerr.Unsupported(field, fmt.Sprintf("%s %d of a record batch", e.Field, e.Got)).WithCause(err)
-	case record.ErrTooLarge:
+	case errors.Is(err, record.ErrTooLarge):
 		return rpcerr.BatchTooLarge(field, e.Got, e.Want).WithCause(err)
 	}
 	return rpcerr.CorruptBatch(field, text).WithCause(err)

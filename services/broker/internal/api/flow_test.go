@@ -92,7 +92,7 @@ func TestManyCallsAndStreamsOnOneConnection(t *testing.T) {
 		client := w.client(1) // which forwards them all
 		var wg sync.WaitGroup
 		var failed atomic.Pointer[error]
-		const appends, streams = 2000, 200
+		const appends, streams = 1000, 50
 		for range streams {
 			wg.Go(func() {
 				stream, err := client.Read(t.Context(), &brokerv1.ReadRequest{Topic: "orders", Follow: true, MaxRecords: appends})

@@ -222,7 +222,7 @@ func (s *Service) awaitHere(ctx context.Context, t target, p Partition, req *bro
 		return nil, s.certain(ctx, p, o.Fence, err) // its own answer
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case context.Cause(drained) == errDraining: //nolint:errorlint // set as it is by drainContext
+	case errors.Is(context.Cause(drained), errDraining):
 		return nil, rpcerr.Draining()
 	}
 	return nil, rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, soonRetry,
