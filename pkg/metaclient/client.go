@@ -63,6 +63,8 @@ type Client struct {
 	learnt     []string // addresses in conns that are not seeds, oldest first
 	controller string   // where the controller was last seen or hinted, "" unknown
 	replica    int      // index into Addresses of the replica that Any uses
+	silent     string   // a replica that took a call and did not answer
+	silentTill time.Time
 }
 
 // New makes a client. It connects on first use, so it also works while no
@@ -127,12 +129,32 @@ func (c *Client) ControllerAddress() string {
 
 func (c *Client) setController(address string) {
 	c.mu.Lock()
-	changed := c.controller != address
-	c.controller = address
+	changed := c.controller != address && !c.isSilent(address)
+	if changed {
+		c.controller = address
+	}
 	c.mu.Unlock()
 	if changed && address != "" {
 		c.opts.Logger.Debug("controller learnt", "address", address)
 	}
+}
+
+// answered notes that the controller is at address: it said so itself.
+func (c *Client) answered(address string) {
+	c.mu.Lock()
+	if c.silent == address {
+		c.silent = ""
+	}
+	c.mu.Unlock()
+	c.setController(address)
+}
+
+// passOver reports whether a hint leads to a replica that is silent while
+// there are others to ask.
+func (c *Client) passOver(address string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.isSilent(address) && len(c.opts.Addresses) > 1
 }
 
 // forget drops a controller address that did not prove right, unless another
@@ -213,7 +235,7 @@ func (c *Client) route(controller bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list := make([]string, 0, len(c.opts.Addresses)+1)
-	if controller && c.controller != "" {
+	if controller && c.controller != "" && !c.isSilent(c.controller) {
 		list = append(list, c.controller)
 	}
 	for i := range c.opts.Addresses {
@@ -222,7 +244,39 @@ func (c *Client) route(controller bool) []string {
 			list = append(list, a)
 		}
 	}
+	slices.SortStableFunc(list, func(a, b string) int { // silent ones last
+		return cmp.Compare(bit(c.isSilent(a)), bit(c.isSilent(b)))
+	})
 	return list
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// isSilent reports whether a replica was found not to answer a moment ago. c.mu
+// is held.
+func (c *Client) isSilent(address string) bool {
+	return c.silent == address && time.Now().Before(c.silentTill)
+}
+
+// noteSilent passes over the controller for a while: it took a call and did not
+// answer, so neither what this client believes nor the hints of other replicas,
+// which may not have noticed yet, lead back to it before that.
+func (c *Client) noteSilent(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	address := c.controller
+	if address == "" {
+		address = c.opts.Addresses[c.replica]
+	}
+	c.silent, c.silentTill, c.controller = address, time.Now().Add(d), ""
+	if len(c.opts.Addresses) > 1 && c.opts.Addresses[c.replica] == address {
+		c.replica = (c.replica + 1) % len(c.opts.Addresses)
+	}
 }
 
 // prefer makes an address the one that Any uses first.
@@ -255,7 +309,7 @@ func (r *router) each(ctx context.Context, repeatable bool, fn func(context.Cont
 			}
 			if err == nil {
 				if r.controller {
-					r.c.setController(address)
+					r.c.answered(address)
 				} else {
 					r.c.prefer(address)
 				}
@@ -275,7 +329,7 @@ func (r *router) each(ctx context.Context, repeatable bool, fn func(context.Cont
 			r.c.forget(address)
 			// A hint is followed at once, once per round: two replicas that
 			// point at each other must not spin.
-			if next := hint(err); r.controller && next != "" && next != address && !hinted[next] {
+			if next := hint(err); r.controller && next != "" && next != address && !hinted[next] && !r.c.passOver(next) {
 				hinted[next] = true
 				r.c.setController(next)
 				rest := slices.DeleteFunc(slices.Clone(targets[i+1:]), func(a string) bool { return a == next })
@@ -368,11 +422,11 @@ func (s *stream) RecvMsg(m any) error {
 	case err == nil:
 		if !s.alive && s.r.controller {
 			s.alive = true
-			s.r.c.setController(s.address)
+			s.r.c.answered(s.address)
 		}
 	case errors.Is(err, io.EOF):
 	case rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_NOT_CONTROLLER):
-		if next := hint(err); next != "" && next != s.address {
+		if next := hint(err); next != "" && next != s.address && !s.r.c.passOver(next) {
 			s.r.c.setController(next)
 		} else {
 			s.r.c.forget(s.address)

@@ -36,6 +36,7 @@ type replica struct {
 	closed     map[int64]bool
 	beats      int64
 	stopped    []int64
+	mute       bool // sessions are not answered any more
 }
 
 func start(t *testing.T) *replica {
@@ -115,6 +116,10 @@ func (r *replica) RemoteLogManagerSession(s grpc.BidiStreamingServer[metadatav1.
 			return err
 		}
 		r.mu.Lock()
+		if r.mute {
+			r.mu.Unlock()
+			continue
+		}
 		closed := r.closed[m.GetRlmEpoch()]
 		r.beats++
 		if m.GetStopping() {

@@ -379,11 +379,12 @@ func (s *Session) stream(ctx context.Context, reg Registration) (confirmed bool,
 				}
 				continue
 			}
-			// Two unanswered periods: whoever is there does not answer, a
-			// deposed controller perhaps; another may.
-			if len(times) >= 3 {
-				s.client.forgetController()
-				return confirmed, fmt.Errorf("%d heartbeats without an answer", len(times))
+			// A whole period without an answer: whoever is there does not give
+			// one, a deposed or cut-off controller perhaps. Looking elsewhere now
+			// leaves half of the session's life to find the next.
+			if len(times) > 0 {
+				s.client.noteSilent(reg.SessionTimeout / 2)
+				return confirmed, fmt.Errorf("%d heartbeats without an answer for %v", len(times), period)
 			}
 			if err := beat(false); err != nil {
 				return confirmed, s.streamError(err, answers)
@@ -432,15 +433,4 @@ func (s *Session) streamError(err error, answers <-chan answer) error {
 			return err
 		}
 	}
-}
-
-// forgetController makes the next call look for the controller anew, at
-// another replica first.
-func (c *Client) forgetController() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.opts.Addresses) > 0 && c.opts.Addresses[c.replica] == c.controller {
-		c.replica = (c.replica + 1) % len(c.opts.Addresses)
-	}
-	c.controller = ""
 }

@@ -147,3 +147,27 @@ func TestHopelessRegistrationEndsRun(t *testing.T) {
 	err := <-done
 	require.Equal(t, errorsv1.ErrorReason_ERROR_REASON_CLUSTER_MISMATCH, rpcerr.Reason(err))
 }
+
+// A replica that holds its connections and answers nothing any more, as after
+// its host was cut off, costs less than the session.
+func TestSessionLeavesASilentControllerInTime(t *testing.T) {
+	a, b := start(t), start(t)
+	b.leads(a.address)
+	s, j, _ := session(t, client(t, nil, a.address, b.address))
+	until(t, "first heartbeat", func() bool { _, _, n := j.read(); return n >= 1 })
+	a.mu.Lock()
+	a.mute = true
+	a.mu.Unlock()
+	// b still points at a for a while, as replicas do.
+	time.AfterFunc(120*time.Millisecond, func() { b.leads(b.address) })
+	last := s.ConfirmedAt()
+	until(t, "confirmed by b", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.beats >= 2
+	})
+	until(t, "confirmed", func() bool { return s.ConfirmedAt().After(last) })
+	registered, lost, _ := j.read()
+	require.Equal(t, []int64{1}, registered)
+	require.Empty(t, lost)
+}
