@@ -12,8 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/braidlog/braid/pkg/lineage"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	remotelogv1 "github.com/braidlog/braid/proto/gen/go/braid/remotelog/v1"
 	"github.com/braidlog/braid/services/broker/internal/replica"
@@ -306,38 +308,43 @@ func TestRefusedRanges(t *testing.T) {
 	t.Run("fenced: acks what is committed on its own branch", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			s := newScene(t, 1)
-			r := s.rlm(1, "a")
 			b := s.broker(1, vfs.NewMem())
 			p := b.leading(0)
-			var once bool
+			ctx := t.Context()
+			var tickets []*replica.Ticket
+			for range 2 {
+				ticket, err := p.Submit(ctx, replica.AppendInput{Batches: batch(t, "x", 2), Level: partition.Object})
+				require.NoError(t, err)
+				tickets = append(tickets, ticket)
+			}
+			r := s.rlm(1, "a")
 			r.with(func() {
 				r.judge = func(rg *remotelogv1.WalRange) *metadatav1.RangeVerdict {
-					if once {
-						return nil
-					}
-					once = true
-					// Another rlm has committed [0, 2) of the range; then another broker was
-					// elected and opened at 2 (H15).
-					v := s.world.commit(rg.GetRange(), refOf(r), int64(len(rg.GetData())))
-					s.world.mu.Lock()
-					defer s.world.mu.Unlock()
+					// Another manager committed [0, 2) of the range; then another broker was
+					// elected, opened at 2 and committed [2, 9) of its own (H15).
 					start := int64(2)
-					v.Outcome = metadatav1.RangeOutcome_RANGE_OUTCOME_FENCED
-					v.NextEpochStart = &start
-					v.Fence.LeaderEpoch++
-					v.Fence.BrokerEpoch = 999
-					return v
+					f := fenceOf(rg)
+					f.LeaderEpoch, f.BrokerEpoch = f.GetLeaderEpoch()+1, 999
+					return &metadatav1.RangeVerdict{
+						Outcome: metadatav1.RangeOutcome_RANGE_OUTCOME_FENCED, ObjectEndOffset: 9, ObjectEndChainHash: make([]byte, 16),
+						Fence: f, Opened: true, NextEpochStart: &start,
+					}
 				}
 			})
-			ctx := t.Context()
-			one, err := p.Submit(ctx, replica.AppendInput{Batches: append(batch(t, "x", 2), batch(t, "y", 2)...), Level: partition.Object})
+			res, err := tickets[0].Wait(ctx)
 			require.NoError(t, err)
-			_, err = one.Wait(ctx)
+			require.Equal(t, []partition.Level{partition.Object}, res.Levels)
+			_, err = tickets[1].Wait(ctx)
 			var unknown *replica.OutcomeUnknownError
-			require.ErrorAs(t, err, &unknown, "[0, 4) is not wholly kept")
+			require.ErrorAs(t, err, &unknown)
 			require.True(t, errors.As(err, new(*replica.NotLeaderError)))
+			require.EqualValues(t, 4, r.ranges()[0].GetRange().GetEndOffset(), "both were in one range")
 		})
 	})
+}
+
+func fenceOf(rg *remotelogv1.WalRange) *logv1.Fence {
+	return proto.Clone(rg.GetRange().GetFence()).(*logv1.Fence)
 }
 
 func refOf(r *rlm) *logRef {
@@ -415,8 +422,11 @@ func TestDeposedLeaderPointsToTheNext(t *testing.T) {
 		visible := make(chan error, 1)
 		go func() { visible <- p.WaitVisible(ctx, 1) }()
 		s.world.with(func() {
-			s.world.brokers[2] = &metadatav1.Broker{BrokerId: 2, Address: "broker:2", BrokerEpoch: 5}
 			s.world.append(&metadatav1.Event{Kind: &metadatav1.Event_BrokerRegistered{BrokerRegistered: &metadatav1.BrokerRegistered{BrokerId: 2, Address: "broker:2"}}})
+		})
+		until(t, "the other broker is known", func() bool { _, ok := b.m.Cluster().Broker(2); return ok })
+		s.world.with(func() {
+			s.world.brokers[2] = &metadatav1.Broker{BrokerId: 2, Address: "broker:2", BrokerEpoch: 5}
 			s.world.fenceLocked(s.world.parts[0], 2)
 		})
 		_, err = waiting.Wait(ctx)

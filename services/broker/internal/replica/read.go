@@ -353,11 +353,31 @@ func (p *Partition) MaxTimestamp(ctx context.Context) (offset, timestamp int64, 
 	if err != nil {
 		return 0, 0, false, err
 	}
-	rg, ok := p.ranges.Latest()
-	if !ok || rg.Base >= r.highMark {
+	from, end, newest := int64(0), int64(0), record.NoTimestamp
+	if rg, ok := p.ranges.Latest(); ok && rg.Base < r.highMark {
+		from, end, newest = rg.Base, min(rg.End, r.highMark), rg.MaxTimestamp
+	}
+	// The list may be a moment behind the verdicts.
+	listed, _ := p.ranges.End()
+	for listed = max(listed, r.view.LogStart); listed < r.highMark; {
+		got, err := p.Read(ctx, listed, 1<<20, nil)
+		if err != nil || got.Next <= listed {
+			return 0, 0, false, err
+		}
+		for b, err := range record.Batches(got.Batches) {
+			if err != nil {
+				return 0, 0, false, &DamagedError{Where: p.topic, Offset: listed, Err: err}
+			}
+			if b.MaxTimestamp() > newest {
+				from, end, newest = b.BaseOffset(), b.EndOffset(), b.MaxTimestamp()
+			}
+		}
+		listed = got.Next
+	}
+	if end == from {
 		return 0, 0, false, nil
 	}
-	return p.findTime(ctx, rg.Base, min(rg.End, r.highMark), rg.MaxTimestamp)
+	return p.findTime(ctx, from, end, newest)
 }
 
 // findTime looks through the records of [from, end).
