@@ -329,6 +329,32 @@ func TestASilentLeaderIsLeft(t *testing.T) {
 	})
 }
 
+func TestAPausedLeaderIsLeftWhenAnotherLeads(t *testing.T) {
+	produce(t, 1, small, func(t *testing.T, c *cluster, p *client.Producer) {
+		release := make(chan struct{})
+		paused := true
+		c.before = func(int, record.Batch) error {
+			if paused {
+				paused = false
+				c.mu.Unlock()
+				<-release
+				c.mu.Lock()
+				return rpcerr.NotLeader(topic, rpcerr.Leader{})
+			}
+			return nil
+		}
+		start := time.Now()
+		pending := send(t, p, 0, 3)
+		time.Sleep(3 * time.Second) //nolint:forbidigo // inside a synctest bubble
+		c.elect("b:1", -1)
+		acks := wait(t, pending)
+		require.Equal(t, "b:1", acks[0].Broker)
+		require.Less(t, time.Since(start), 8*time.Second, "long before the stall timeout")
+		close(release)
+		require.Equal(t, expected(3), c.values(0))
+	})
+}
+
 func TestTheBufferIsBounded(t *testing.T) {
 	produce(t, 1, client.ProducerOptions{BufferBytes: 1000, BatchBytes: 300}, func(t *testing.T, c *cluster, p *client.Producer) {
 		hold := make(chan struct{})

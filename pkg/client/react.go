@@ -34,7 +34,7 @@ func reactToProduce(err error) reaction {
 	if errors.Is(err, ErrClosed) {
 		return giveUp
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, errStalled) {
+	if errors.Is(err, io.EOF) || errors.Is(err, errStalled) || errors.Is(err, errMoved) {
 		return resolve
 	}
 	e, ok := rpcerr.From(err)

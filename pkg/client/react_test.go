@@ -96,6 +96,7 @@ func TestReactionsWithoutAReason(t *testing.T) {
 	}
 	require.Equal(t, resolve, reactToProduce(io.EOF))
 	require.Equal(t, resolve, reactToProduce(errStalled))
+	require.Equal(t, resolve, reactToProduce(errMoved))
 	require.Equal(t, giveUp, reactToProduce(ErrClosed))
 	require.Equal(t, giveUp, reactToProduce(io.ErrUnexpectedEOF))
 	require.True(t, askAgain(context.DeadlineExceeded))
