@@ -18,6 +18,7 @@ type Offsets struct {
 	ObjectEnd     int64 // end of the committed prefix
 	HighWatermark int64 // end of what readers see
 	LogEnd        int64 // end of this broker's log; the object end when no log is open here
+	EpochStart    int64 // first offset of the epoch last opened; what LATEST waits for after an election
 	Fence         partition.Fence
 	Lineage       lineage.Lineage // not to be changed
 	LeaderID      int32           // 0 for none
@@ -38,7 +39,7 @@ func (p *Partition) offsets() Offsets {
 	s, _ := p.machine.State()
 	out := Offsets{
 		LogStart: v.LogStart, LocalLogStart: -1, ObjectEnd: v.ObjectEnd, HighWatermark: v.ObjectEnd, LogEnd: v.ObjectEnd,
-		Fence: v.Fence, Lineage: v.Lineage, LeaderID: v.Leader, Leading: s == partition.Active,
+		EpochStart: v.EpochStart, Fence: v.Fence, Lineage: v.Lineage, LeaderID: v.Leader, Leading: s == partition.Active,
 	}
 	if p.log != nil {
 		out.LocalLogStart, out.LogEnd = p.log.Start(), p.machine.Log().End

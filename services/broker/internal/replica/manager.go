@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,8 @@ type Manager struct {
 	mu      sync.Mutex // guards all below
 	closing bool       // no goroutine may be started any more
 	parts   map[cluster.Key]*Partition
+	// index is an unchanging copy of parts, for who looks a partition up.
+	index   atomic.Pointer[map[cluster.Key]*Partition]
 	current metaclient.Registration // zero while there is none
 }
 
@@ -276,11 +279,10 @@ func (m *Manager) Lookup(topic string, index int32) (*Partition, error) {
 	if index < 0 || int(index) >= len(t.Partitions) {
 		return nil, &UnknownPartitionError{Topic: topic, Partition: index}
 	}
-	m.mu.Lock()
-	p := m.parts[t.Key(index)]
-	m.mu.Unlock()
-	if p != nil {
-		return p, nil
+	if parts := m.index.Load(); parts != nil {
+		if p := (*parts)[t.Key(index)]; p != nil {
+			return p, nil
+		}
 	}
 	b, epoch, ok := v.Leader(t, index)
 	if !ok {
@@ -329,6 +331,9 @@ func (m *Manager) changed(v *cluster.View) {
 			fresh = true
 		}
 	}
+	if fresh {
+		m.publish()
+	}
 	m.mu.Unlock()
 	for _, fn := range update {
 		fn()
@@ -336,6 +341,12 @@ func (m *Manager) changed(v *cluster.View) {
 	if fresh {
 		m.reassign()
 	}
+}
+
+// publish renews the index; mu is held.
+func (m *Manager) publish() {
+	parts := maps.Clone(m.parts)
+	m.index.Store(&parts)
 }
 
 func (m *Manager) reassign() {
@@ -360,6 +371,7 @@ func (m *Manager) removed(p *Partition) {
 	defer m.mu.Unlock()
 	if m.parts[p.key] == p {
 		delete(m.parts, p.key)
+		m.publish()
 	}
 }
 

@@ -104,7 +104,7 @@ func (s *membership) store(p cluster.Position) error {
 	defer s.mu.Unlock()
 	next := s.saved
 	next.Incarnation, next.ControllerEpoch, next.Offset = p.Incarnation, p.ControllerEpoch, p.Offset
-	if next == s.saved || p.Incarnation == 0 {
+	if next == s.saved || p.Incarnation == 0 || s.saved.DirectoryID == "" {
 		return nil
 	}
 	if err := s.write(next); err != nil {

@@ -47,6 +47,8 @@ type Partition struct {
 	// busy says that somebody has the writer's role: steps the machine, writes
 	// the log, carries out effects.
 	busy      bool
+	closed    bool          // the manager is gone: nothing is done any more
+	idle      chan struct{} // closed when the role is given up, for close
 	events    eventQueue
 	queue     []*Ticket // appends to judge, from queueHead
 	queueHead int
@@ -176,12 +178,9 @@ func (p *Partition) post(events ...any) {
 // startWriter runs the writer in a goroutine of its own; the caller has set busy.
 func (p *Partition) startWriter() {
 	if !p.mgr.spawn(func() { p.work(nil) }) {
-		// The manager is closing: nobody will judge what waits.
-		p.busy = false
-		for _, t := range p.queue[p.queueHead:] {
-			p.refuse(t, ErrStopped)
-		}
-		p.queue, p.queueHead = nil, 0
+		// The manager is closing.
+		p.refuseQueue()
+		p.yield()
 	}
 }
 
@@ -192,12 +191,16 @@ func (p *Partition) work(own *Ticket) {
 	defer p.mu.Unlock()
 	for {
 		switch {
+		case p.closed:
+			p.refuseQueue()
+			p.yield()
+			return
 		case !p.events.empty():
 			p.handle(p.events.take())
 		case p.queueHead < len(p.queue):
 			p.appendGroup()
 		default:
-			p.busy = false
+			p.yield()
 			return
 		}
 		if own != nil && own.settled && (!p.events.empty() || p.queueHead < len(p.queue)) {
@@ -205,6 +208,23 @@ func (p *Partition) work(own *Ticket) {
 			return
 		}
 	}
+}
+
+// yield gives the writer's role up; mu is held.
+func (p *Partition) yield() {
+	p.busy = false
+	if p.idle != nil {
+		close(p.idle)
+		p.idle = nil
+	}
+}
+
+// refuseQueue answers appends that nobody will judge any more; mu is held.
+func (p *Partition) refuseQueue() {
+	for _, t := range p.queue[p.queueHead:] {
+		p.refuse(t, ErrStopped)
+	}
+	p.queue, p.queueHead = nil, 0
 }
 
 // handle takes one event; it is called in the writer's role with mu held, and
@@ -457,6 +477,15 @@ func flushPolicy(cfg topicconfig.Config) commitlog.FlushPolicy {
 // it keeps what a quick return needs and closes the log.
 func (p *Partition) close() error {
 	p.mu.Lock()
+	p.closed = true
+	if p.busy {
+		// A caller that writes for itself; it stops behind its present step.
+		idle := make(chan struct{})
+		p.idle = idle
+		p.mu.Unlock()
+		<-idle
+		p.mu.Lock()
+	}
 	log, state := p.log, p.producers
 	p.log = nil
 	p.failWaits(ErrStopped)
