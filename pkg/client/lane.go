@@ -276,4 +276,3 @@ func (l *lane) expire(last error) bool {
 	}
 	return late
 }
-

@@ -69,6 +69,8 @@ func TestEveryReasonHasItsReaction(t *testing.T) {
 		{"METADATA_ROLLED_BACK", codes.FailedPrecondition, giveUp, false},
 		{"NOT_READY", codes.Unavailable, resend, true},
 		{"INTERNAL", codes.Internal, giveUp, false},
+		{"SNAPSHOT_NOT_FOUND", codes.NotFound, giveUp, false},
+		{"POSITION_OUT_OF_RANGE", codes.OutOfRange, giveUp, false},
 	}
 	seen := map[errorsv1.ErrorReason]bool{0: true}
 	for _, row := range table {
