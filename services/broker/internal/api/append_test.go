@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"math"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,6 +119,8 @@ func TestBadAppendsAreRefusedByNameAndNothingIsStored(t *testing.T) {
 		{name: "records that do not decode", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[61] = 0xff }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
 		{name: "claims another codec than it has", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[22] = byte(record.CodecZstd) }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
 		{name: "lies about its largest timestamp", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[42]++ }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
+		{name: "nothing but headers", req: &brokerv1.AppendRequest{Topic: "orders", Batches: headers(t, maxHeaders+1)}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "batches[0], record 1"},
+		{name: "too many headers", req: &brokerv1.AppendRequest{Topic: "orders", Records: []*brokerv1.Record{{Headers: make([]*brokerv1.Header, maxHeaders+1)}}}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "records[0].headers"},
 		{name: "a bomb", req: &brokerv1.AppendRequest{Topic: "orders", Batches: bomb(t)}, reason: "BATCH_TOO_LARGE", code: codes.InvalidArgument, field: "batches[0]", facts: map[string]string{"limit": "12582912"}},
 	}
 	runPlain(t, 1, 1, func(t *testing.T, w *world) {
@@ -138,6 +141,16 @@ func TestBadAppendsAreRefusedByNameAndNothingIsStored(t *testing.T) {
 		}
 		require.Zero(t, w.brokers[1].orders.attempted)
 	})
+}
+
+// headers is a batch whose second record has n headers.
+func headers(t *testing.T, n int) []byte {
+	b := record.NewBuilder(record.CodecLZ4)
+	require.NoError(t, b.Append(record.Record{Timestamp: 1}))
+	require.NoError(t, b.Append(record.Record{Timestamp: 1, Headers: slices.Repeat([]record.Header{{Key: []byte{}}}, n)}))
+	out, _, err := b.Build(nil)
+	require.NoError(t, err)
+	return out
 }
 
 // bomb is a small batch that unfolds to more than is allowed.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -94,7 +95,11 @@ type facts struct {
 // the topic's max.batch.bytes. It allocates nothing besides errors.
 func (s *Service) checkBatches(buf []byte, limit int64) (f facts, err error) {
 	r := s.readers.Get().(*record.Reader)
-	defer s.readers.Put(r)
+	defer func() {
+		if !errors.Is(err, errTooManyHeaders) { // who has room for so many is not kept
+			s.readers.Put(r)
+		}
+	}()
 	for i, rest := 0, buf; len(rest) > 0; i++ {
 		size, err := record.Peek(rest)
 		if err != nil {
@@ -124,10 +129,38 @@ func checkBatch(r *record.Reader, b record.Batch, limit int64, i int) error {
 	if b.IsTransactional() {
 		return rpcerr.Unsupported(batchField(i), "a transaction")
 	}
-	if err := r.Verify(b); err != nil {
+	return checkRecords(r, b, i)
+}
+
+// maxHeaders bounds the headers of one record, so that a record with nothing but
+// headers still fits into a message to a reader: there a header of two bytes takes
+// several times as much.
+const maxHeaders = 10_000
+
+var errTooManyHeaders = errors.New("too many headers")
+
+// checkRecords is record.Reader.Verify, and the number of headers.
+func checkRecords(r *record.Reader, b record.Batch, i int) error {
+	err := r.Reset(b)
+	largest := int64(math.MinInt64)
+	for n := 0; err == nil && r.Next(); n++ {
+		rec := r.Record()
+		largest = max(largest, rec.Timestamp)
+		if len(rec.Headers) > maxHeaders {
+			return tooManyHeaders(fmt.Sprintf("%s, record %d", batchField(i), n), len(rec.Headers))
+		}
+	}
+	if err = r.Err(); err != nil {
 		return batchError(batchField(i), err)
 	}
+	if stored := b.MaxTimestamp(); stored != largest {
+		return rpcerr.CorruptBatch(batchField(i), fmt.Sprintf("the largest timestamp is said to be %d, and is %d", stored, largest))
+	}
 	return nil
+}
+
+func tooManyHeaders(field string, n int) error {
+	return rpcerr.InvalidField(field, fmt.Sprintf("has %d headers, at most %d are allowed", n, maxHeaders)).WithCause(errTooManyHeaders)
 }
 
 func batchField(i int) string { return fmt.Sprintf("batches[%d]", i) }
@@ -148,6 +181,9 @@ func (s *Service) buildBatch(req *brokerv1.AppendRequest, limit int64) ([]byte, 
 		r := record.Record{Timestamp: m.GetTimestampMs(), Key: m.Key, Value: m.Value}
 		if r.Timestamp == 0 {
 			r.Timestamp = now
+		}
+		if n := len(m.GetHeaders()); n > maxHeaders {
+			return nil, tooManyHeaders(fmt.Sprintf("records[%d].headers", i), n)
 		}
 		headers = headers[:0]
 		for _, h := range m.GetHeaders() {
