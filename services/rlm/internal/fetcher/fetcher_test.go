@@ -372,3 +372,16 @@ func TestCloseEndsReaders(t *testing.T) {
 		require.ErrorIs(t, err, fetcher.ErrClosed)
 	})
 }
+
+func TestSmallObjectIsFetchedOnceForFooterAndRecords(t *testing.T) {
+	x := start(t, nil)
+	defer x.f.Close()
+	o := x.object(1, 5)
+	_, err := x.f.Footer(t.Context(), o.Name, o.Size)
+	require.NoError(t, err)
+	for _, d := range o.Ranges {
+		_, err := x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, x.faults.Calls(objstore.OpRead))
+}

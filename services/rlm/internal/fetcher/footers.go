@@ -13,9 +13,13 @@ import (
 // footer of a few hundred ranges.
 const footerGuess = 64 << 10
 
+// smallObject is the size up to which an object is fetched whole for its footer:
+// that takes hardly longer, and who reads its records next needs no GET.
+const smallObject = 256 << 10
+
 // Footer reads the footer of an object of the given size: from its block if
-// that is cached, else with one GET of the object's end, or two if the footer is
-// large.
+// that is cached or the object is small, else with one GET of the object's end,
+// or two if the footer is large.
 func (f *Fetcher) Footer(ctx context.Context, object string, size int64) (*storagev1.CombinedObjectFooter, error) {
 	if size < walobject.TrailerSize {
 		return nil, &DamageError{Object: object, Length: size, Offset: -1, Err: fmt.Errorf("an object of %d bytes has no footer", size)}
@@ -28,6 +32,16 @@ func (f *Fetcher) Footer(ctx context.Context, object string, size int64) (*stora
 	}
 	if b != nil && int64(len(b.data)) == size {
 		f.metrics.hit(ctx)
+		return f.decode(object, b.data, size)
+	}
+	if size <= min(smallObject, f.cfg.BlockBytes) {
+		b, err := f.block(ctx, key{object, 0})
+		if err != nil {
+			return nil, err
+		}
+		if int64(len(b.data)) != size {
+			return nil, &DamageError{Object: object, Length: size, Offset: -1, Err: fmt.Errorf("the object has %d bytes, must have %d", len(b.data), size)}
+		}
 		return f.decode(object, b.data, size)
 	}
 	need := min(size, footerGuess)
