@@ -64,7 +64,7 @@ func (m *Machine) Judge(end int64, l lineage.Leadership) (s Standing, fork int64
 			return Truncated, e.StartOffset
 		}
 	}
-	return Truncated, m.view.ObjectEnd
+	return Truncated, m.committed
 }
 
 // Levels appends to dst the levels that everything below end has reached at now. end is at or below the log end.
@@ -75,7 +75,7 @@ func (m *Machine) Levels(dst []Level, end int64, now time.Duration) []Level {
 	if end <= m.log.End && m.SessionLive(now) {
 		dst = append(dst, Leader)
 	}
-	if end <= m.view.ObjectEnd {
+	if end <= m.committed {
 		dst = append(dst, Object)
 	}
 	return dst

@@ -70,6 +70,10 @@ type Machine struct {
 	sent    int64 // end of the last range handed to the feed, exclusive
 	borders []border
 	pending *pendingEnd
+	// committed is, on an active leader, the object end that it has found to hold its own bytes, and its hash. The view
+	// may be ahead of it; what the metadata says is never forgotten, or the next reconciliation would go by old news.
+	committed     int64
+	committedHash chainhash.Hash
 
 	// Bytes appended since the activation (with the kept tail), handed to the feed, and committed.
 	appendedBytes, sentBytes, committedBytes int64
@@ -102,14 +106,24 @@ func New(self int32, brokerEpoch int64, log LogFacts) *Machine {
 // State returns the present state and, for Resigning and Offline, the reason.
 func (m *Machine) State() (State, string) { return m.state, m.reason }
 
-// View returns the metadata view and whether there is one.
-func (m *Machine) View() (View, bool) { return m.view, m.known }
+// View returns the metadata view and whether there is one. On an active leader its object end and hash are those that
+// the leader has found to be its own, which may be behind what the metadata says.
+func (m *Machine) View() (View, bool) {
+	v := m.view
+	if m.state == Active {
+		v.ObjectEnd, v.ObjectHash = m.committed, m.committedHash
+	}
+	return v, m.known
+}
 
 // Log returns the facts of the local log.
 func (m *Machine) Log() LogFacts { return m.log }
 
 // HighWatermark is the end of what readers may see, exclusive. It is known once a view is.
-func (m *Machine) HighWatermark() (int64, bool) { return m.view.ObjectEnd, m.known }
+func (m *Machine) HighWatermark() (int64, bool) {
+	v, known := m.View()
+	return v.ObjectEnd, known
+}
 
 // ProducersReady reports whether appends with a producer id may be judged.
 func (m *Machine) ProducersReady() bool { return m.state == Active && m.producersReady }
@@ -239,7 +253,7 @@ func (m *Machine) depose(reason string) []Effect {
 	was := m.state
 	m.leave(Idle, "")
 	if was == Active {
-		return []Effect{Deposed{Reason: reason, Kept: m.view.ObjectEnd}}
+		return []Effect{Deposed{Reason: reason, Kept: m.committed}}
 	}
 	return nil
 }
@@ -341,7 +355,7 @@ func (m *Machine) epochOpened(e EpochOpened) []Effect {
 }
 
 func (m *Machine) rangeCommitted(e RangeCommitted) []Effect {
-	if !m.known || e.End <= m.view.ObjectEnd {
+	if !m.known || e.End <= m.view.ObjectEnd && m.state != Active {
 		return nil
 	}
 	if m.state == Active {
@@ -361,10 +375,13 @@ func (m *Machine) adopt(end int64, hash chainhash.Hash, feed bool) []Effect {
 			return nil
 		}
 	}
+	if end > m.view.ObjectEnd {
+		m.view.ObjectEnd, m.view.ObjectHash = end, hash
+	}
 	if end > m.log.End {
 		return m.resign("the object end passed this leader's log under its own fence")
 	}
-	if end <= m.view.ObjectEnd {
+	if end <= m.committed {
 		if feed {
 			return m.feed(nil)
 		}
@@ -399,7 +416,7 @@ func (m *Machine) hashed(e Hashed) []Effect {
 
 // adopted moves the object end and the cursor with it.
 func (m *Machine) adopted(end int64, hash chainhash.Hash, feed bool) []Effect {
-	m.view.ObjectEnd, m.view.ObjectHash = end, hash
+	m.committed, m.committedHash = end, hash
 	n := 0
 	for n < len(m.borders) && m.borders[n].end <= end {
 		n++
@@ -478,6 +495,7 @@ func (m *Machine) activate(opened lineage.Lineage) []Effect {
 	}
 	v.Lineage, v.Opened, v.EpochStart, v.Exact = opened, true, start, false
 	m.log.Lineage = append(below(m.log.Lineage, start), entry)
+	m.committed, m.committedHash = v.ObjectEnd, v.ObjectHash
 	m.state, m.reason, m.openSent, m.producersReady = Active, "", false, false
 	fx := []Effect{
 		Activate{Fence: v.Fence, Entry: entry, Lineage: v.Lineage},
@@ -490,7 +508,7 @@ func (m *Machine) activate(opened lineage.Lineage) []Effect {
 // feed starts a new sending run at the object end.
 func (m *Machine) feed(fx []Effect) []Effect {
 	m.run++
-	m.sent, m.sentBytes = m.view.ObjectEnd, m.committedBytes
+	m.sent, m.sentBytes = m.committed, m.committedBytes
 	return append(fx, Feed{From: m.sent, Run: m.run})
 }
 
@@ -505,7 +523,7 @@ func (m *Machine) logFailed(e LogFailed) []Effect {
 	var fx []Effect
 	ask := m.mine() && m.state != Idle
 	if m.state == Active {
-		fx = append(fx, Deposed{Reason: e.Err.Error(), Kept: m.view.ObjectEnd})
+		fx = append(fx, Deposed{Reason: e.Err.Error(), Kept: m.committed})
 	}
 	fx = append(fx, m.offline(e.Err.Error())...)
 	if ask {
@@ -578,10 +596,10 @@ func (m *Machine) deposedBy(v Verdict) []Effect {
 		kept = min(kept, v.NextEpochStart)
 	}
 	var fx []Effect
-	if kept > m.view.ObjectEnd {
+	if kept > m.committed {
 		fx = append(fx, Advance{ObjectEnd: kept})
 	}
-	d := Deposed{Reason: "a newer fence", Kept: max(kept, m.view.ObjectEnd)}
+	d := Deposed{Reason: "a newer fence", Kept: max(kept, m.committed)}
 	m.leave(Idle, "")
 	return append(fx, d)
 }

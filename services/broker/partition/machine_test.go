@@ -451,3 +451,16 @@ func TestJudgeAndLevels(t *testing.T) {
 	require.Equal(t, partition.Unsettled, got)
 	require.Empty(t, m.Levels(nil, 100, now))
 }
+
+// What the metadata says of the object end is kept through a deposition, although this leader had not yet found its own
+// bytes there: the next reconciliation must not go by old news.
+func TestAnObjectEndThatWasNotAdoptedIsNotForgotten(t *testing.T) {
+	m := active(t)
+	one[partition.CheckHash](t, m.Step(partition.RangeCommitted{Base: 100, End: 110, EndHash: h(110)}))
+	v, _ := m.View()
+	require.EqualValues(t, 100, v.ObjectEnd, "a leader shows what it has checked")
+	require.Equal(t, h(100), v.ObjectHash)
+	r := one[partition.Reconcile](t, m.Step(partition.FenceRaised{Fence: fence(3), Leader: self}))
+	require.EqualValues(t, 110, r.ObjectEnd)
+	require.Equal(t, h(110), r.Hash)
+}
