@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/braidlog/braid/pkg/backoff"
 	"github.com/braidlog/braid/pkg/grpcserver"
 	"github.com/braidlog/braid/pkg/lifecycle"
 	"github.com/braidlog/braid/pkg/objstore"
@@ -197,12 +198,35 @@ func (s *Server) open(ctx context.Context, given objstore.Store) (objstore.Store
 			decorate.Prefix(s.cfg.Store.Prefix),
 		)
 	}
-	bounded, cancel := context.WithTimeout(ctx, s.cfg.Store.StartTimeout.Std())
-	defer cancel()
-	if _, err := controller.ReadMarker(bounded, store); err != nil {
-		return nil, fmt.Errorf("object store, %s: %w", where, err)
+	if err := waitStore(ctx, store, s.cfg.Store.StartTimeout.Std()); err != nil {
+		return nil, fmt.Errorf("%s: %w", where, err)
 	}
 	return store, nil
+}
+
+// ErrStoreUnreachable is the error of a start without the object store.
+var ErrStoreUnreachable = errors.New("object store unreachable")
+
+// waitStore asks the object store until it answers, at most for limit.
+func waitStore(ctx context.Context, store objstore.Reader, limit time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	// Not retried are answers that no waiting changes, such as a foreign marker.
+	passing := func(err error) backoff.Verdict { return backoff.Verdict{Retry: objstore.Retryable(err)} }
+	pause := backoff.Policy{Initial: 50 * time.Millisecond, Max: time.Second, Multiplier: 2, Jitter: 0.5}
+	err := backoff.Retry(bounded, backoff.Options{Policy: pause, Classify: passing}, func(ctx context.Context, _ int) error {
+		_, err := controller.ReadMarker(ctx, store)
+		return err
+	})
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case bounded.Err() != nil, errors.Is(err, backoff.ErrExhausted):
+		return fmt.Errorf("%w: no answer within %v: %w", ErrStoreUnreachable, limit, err)
+	}
+	return err
 }
 
 // load applies the log as it is, and checks that log and bucket belong together.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/braidlog/braid/pkg/client"
@@ -45,15 +46,23 @@ func (c *Cluster) WaitMembers() {
 	}
 }
 
-// WaitReady waits until a broker is registered and knows the brokers that run.
+// WaitReady waits until a broker has a live session and knows the brokers that
+// run.
 func (c *Cluster) WaitReady(m *Member) {
 	c.tb.Helper()
 	c.Eventually(m.String()+" registers", func() bool {
-		if _, ok := m.BrokerServer().Epoch(); !ok {
+		epoch, ok := m.BrokerServer().Epoch()
+		if !ok {
 			return false
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
+		cluster, err := c.Admin().Cluster().GetCluster(ctx, &metadatav1.GetClusterRequest{})
+		if err != nil || !slices.ContainsFunc(cluster.GetBrokers(), func(b *metadatav1.Broker) bool {
+			return b.GetBrokerId() == int32(m.id) && b.GetBrokerEpoch() == epoch && b.GetOnline()
+		}) {
+			return false
+		}
 		resp, err := c.Log(m).DescribeCluster(ctx, &brokerv1.DescribeClusterRequest{})
 		if err != nil {
 			return false

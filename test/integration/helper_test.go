@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/braidlog/braid/pkg/objstore"
+	"github.com/braidlog/braid/pkg/objstore/gcs"
 	"github.com/braidlog/braid/pkg/record"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
@@ -201,3 +204,73 @@ func refusedAny(t testing.TB, err error, code codes.Code) *rpcerr.Error {
 	require.Contains(t, []string{"INVALID_FIELD", "UNSUPPORTED"}, rpcerr.ReasonName(e.Reason))
 	return e
 }
+
+// call is an append under way.
+type call struct {
+	done chan struct{}
+	resp *brokerv1.AppendResponse
+	err  error
+}
+
+// goAppend begins an append of raw batches.
+func goAppend(c *cluster.Cluster, m *cluster.Member, topic string, partition int32, level logv1.Level, bound time.Duration, batches []byte) *call {
+	log, out := c.Log(m), &call{done: make(chan struct{})}
+	go func() {
+		defer close(out.done)
+		ctx, cancel := context.WithTimeout(context.Background(), bound)
+		defer cancel()
+		out.resp, out.err = log.Append(ctx, &brokerv1.AppendRequest{Topic: topic, Partition: partition, Batches: batches, Level: level})
+	}()
+	return out
+}
+
+// wait waits for the answer.
+func (c *call) wait(t testing.TB) (*brokerv1.AppendResponse, error) {
+	t.Helper()
+	select {
+	case <-c.done:
+		return c.resp, c.err
+	case <-time.After(cluster.Patience):
+		t.Fatal("no answer")
+		return nil, nil
+	}
+}
+
+// referenced requires that the committed ranges of a partition follow each other
+// up to end, and that each of their objects was stored; it returns their names.
+func referenced(t testing.TB, c *cluster.Cluster, topic string, partition int, end int64) map[string]bool {
+	t.Helper()
+	out, next := map[string]bool{}, int64(0)
+	stored := bucketObjects(t, c)
+	for _, s := range c.Segments(topic, partition) {
+		require.Equal(t, next, s.GetBaseOffset(), "ranges of %s/%d do not follow each other", topic, partition)
+		next = s.GetEndOffset()
+		out[s.GetObjectName()] = true
+		require.Contains(t, stored, s.GetObjectName(), "a committed range without an object")
+	}
+	require.Equal(t, end, next)
+	return out
+}
+
+// bucketObjects lists the combined objects that are in the bucket.
+func bucketObjects(t testing.TB, c *cluster.Cluster) map[string]bool {
+	t.Helper()
+	store, err := gcs.Open(context.Background(), func() gcs.Config {
+		cfg := gcs.DefaultConfig(cluster.BucketName)
+		cfg.Endpoint = c.Bucket.Endpoint()
+		return cfg
+	}())
+	require.NoError(t, err)
+	defer func() { _ = store.Close() }()
+	out := map[string]bool{}
+	for a, err := range objstore.List(bounded(t, 20*time.Second), store, "", "") {
+		require.NoError(t, err)
+		if strings.Contains(a.Name, "/wal/") {
+			out[a.Name] = true
+		}
+	}
+	return out
+}
+
+// refusedWith says whether err has the reason.
+func refusedWith(err error, reason errorsv1.ErrorReason) bool { return rpcerr.Has(err, reason) }
