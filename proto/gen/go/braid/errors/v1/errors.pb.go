@@ -97,7 +97,8 @@ const (
 	ErrorReason_ERROR_REASON_STALE_SEQUENCE ErrorReason = 30
 	// Stored bytes are damaged (DATA_LOSS; metadata: where, offset, position, length).
 	ErrorReason_ERROR_REASON_DATA_DAMAGED ErrorReason = 31
-	// The metadata offset is not in this log any more or never was (OUT_OF_RANGE; metadata: log_start, log_end).
+	// The metadata offset is not in this log any more or never was (OUT_OF_RANGE; metadata: log_start, log_end; when a
+	// snapshot takes the place of what is gone also incarnation, snapshot_end_offset, snapshot_controller_epoch).
 	ErrorReason_ERROR_REASON_METADATA_OFFSET_OUT_OF_RANGE ErrorReason = 32
 	// The change is not allowed in the present state (FAILED_PRECONDITION; PreconditionFailure says which).
 	ErrorReason_ERROR_REASON_ILLEGAL_TRANSITION ErrorReason = 33
@@ -114,6 +115,11 @@ const (
 	ErrorReason_ERROR_REASON_NOT_READY ErrorReason = 38
 	// A defect: the original was logged with the trace id (INTERNAL).
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 39
+	// This replica does not keep the snapshot (NOT_FOUND: list the snapshots again; metadata: newest_end_offset and
+	// newest_controller_epoch when it keeps any).
+	ErrorReason_ERROR_REASON_SNAPSHOT_NOT_FOUND ErrorReason = 40
+	// The position lies behind the end of the thing read (OUT_OF_RANGE; metadata: position, size).
+	ErrorReason_ERROR_REASON_POSITION_OUT_OF_RANGE ErrorReason = 41
 )
 
 // Enum value maps for ErrorReason.
@@ -159,6 +165,8 @@ var (
 		37: "ERROR_REASON_METADATA_ROLLED_BACK",
 		38: "ERROR_REASON_NOT_READY",
 		39: "ERROR_REASON_INTERNAL",
+		40: "ERROR_REASON_SNAPSHOT_NOT_FOUND",
+		41: "ERROR_REASON_POSITION_OUT_OF_RANGE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                  0,
@@ -201,6 +209,8 @@ var (
 		"ERROR_REASON_METADATA_ROLLED_BACK":         37,
 		"ERROR_REASON_NOT_READY":                    38,
 		"ERROR_REASON_INTERNAL":                     39,
+		"ERROR_REASON_SNAPSHOT_NOT_FOUND":           40,
+		"ERROR_REASON_POSITION_OUT_OF_RANGE":        41,
 	}
 )
 
@@ -235,8 +245,7 @@ var File_braid_errors_v1_errors_proto protoreflect.FileDescriptor
 
 const file_braid_errors_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x1cbraid/errors/v1/errors.proto\x12\x0fbraid.errors.v1*\xe3\n" +
-	"\n" +
+	"\x1cbraid/errors/v1/errors.proto\x12\x0fbraid.errors.v1*\xb0\v\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12\x1e\n" +
@@ -278,7 +287,9 @@ const file_braid_errors_v1_errors_proto_rawDesc = "" +
 	"\x1dERROR_REASON_BROKER_ID_IN_USE\x10$\x12%\n" +
 	"!ERROR_REASON_METADATA_ROLLED_BACK\x10%\x12\x1a\n" +
 	"\x16ERROR_REASON_NOT_READY\x10&\x12\x19\n" +
-	"\x15ERROR_REASON_INTERNAL\x10'B\xc1\x01\n" +
+	"\x15ERROR_REASON_INTERNAL\x10'\x12#\n" +
+	"\x1fERROR_REASON_SNAPSHOT_NOT_FOUND\x10(\x12&\n" +
+	"\"ERROR_REASON_POSITION_OUT_OF_RANGE\x10)B\xc1\x01\n" +
 	"\x13com.braid.errors.v1B\vErrorsProtoP\x01Z?github.com/braidlog/braid/proto/gen/go/braid/errors/v1;errorsv1\xa2\x02\x03BEX\xaa\x02\x0fBraid.Errors.V1\xca\x02\x0fBraid\\Errors\\V1\xe2\x02\x1bBraid\\Errors\\V1\\GPBMetadata\xea\x02\x11Braid::Errors::V1b\x06proto3"
 
 var (

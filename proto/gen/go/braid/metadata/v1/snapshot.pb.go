@@ -29,7 +29,7 @@ const (
 	MetadataFilter_METADATA_FILTER_UNSPECIFIED MetadataFilter = 0
 	// Topics, brokers, remote-log managers, fences and openings: everything but committed ranges.
 	MetadataFilter_METADATA_FILTER_MEMBERSHIP MetadataFilter = 1
-	// Every event. A reset holds no ranges: use WatchSegments or start at offset 0 for those.
+	// Every event. A reset holds no ranges: start at offset 0 or with a snapshot for those, or use WatchSegments.
 	MetadataFilter_METADATA_FILTER_ALL MetadataFilter = 2
 )
 
@@ -77,7 +77,8 @@ func (MetadataFilter) EnumDescriptor() ([]byte, []int) {
 // WatchMetadataRequest says where to begin.
 type WatchMetadataRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where an earlier stream ended. Absent = begin with a reset. Offset 0 = the whole log, entry by entry.
+	// Where an earlier stream ended, or the id of a snapshot that was loaded. Absent = begin with a reset. Offset 0 = the
+	// whole log, entry by entry.
 	From *MetadataPosition `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	// Which events.
 	Filter        MetadataFilter `protobuf:"varint,2,opt,name=filter,proto3,enum=braid.metadata.v1.MetadataFilter" json:"filter,omitempty"`
@@ -306,6 +307,399 @@ func (x *MetadataImage) GetMore() bool {
 	return false
 }
 
+// SnapshotId names a snapshot of the metadata state. Two snapshots of one id hold the same state.
+type SnapshotId struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// End offset, exclusive: the snapshot holds the effect of every entry below.
+	EndOffset int64 `protobuf:"varint,1,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`
+	// Epoch of the controller that wrote the entry before the end offset.
+	ControllerEpoch int64 `protobuf:"varint,2,opt,name=controller_epoch,json=controllerEpoch,proto3" json:"controller_epoch,omitempty"`
+	// Incarnation of the metadata log. In a request 0 stands for the replica's own.
+	Incarnation   uint32 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotId) Reset() {
+	*x = SnapshotId{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotId) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotId) ProtoMessage() {}
+
+func (x *SnapshotId) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotId.ProtoReflect.Descriptor instead.
+func (*SnapshotId) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SnapshotId) GetEndOffset() int64 {
+	if x != nil {
+		return x.EndOffset
+	}
+	return 0
+}
+
+func (x *SnapshotId) GetControllerEpoch() int64 {
+	if x != nil {
+		return x.ControllerEpoch
+	}
+	return 0
+}
+
+func (x *SnapshotId) GetIncarnation() uint32 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+// Snapshot describes a snapshot that a replica keeps.
+type Snapshot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	SnapshotId *SnapshotId `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// Size in bytes.
+	SizeBytes int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// SHA-256 of all bytes but the last 32, which are this hash, 32 bytes.
+	Sha256        []byte `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Snapshot) GetSnapshotId() *SnapshotId {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return nil
+}
+
+func (x *Snapshot) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+// ListSnapshotsRequest has no fields.
+type ListSnapshotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsRequest) Reset() {
+	*x = ListSnapshotsRequest{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{5}
+}
+
+// ListSnapshotsResponse lists snapshots.
+type ListSnapshotsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The snapshots, newest first.
+	Snapshots []*Snapshot `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// First offset of the metadata log that is still in etcd, as far as this replica knows: it may have risen.
+	LogStartOffset int64 `protobuf:"varint,2,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
+	// End of the metadata log that this replica has applied, exclusive.
+	LogEndOffset  int64 `protobuf:"varint,3,opt,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsResponse) Reset() {
+	*x = ListSnapshotsResponse{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsResponse) ProtoMessage() {}
+
+func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *ListSnapshotsResponse) GetLogStartOffset() int64 {
+	if x != nil {
+		return x.LogStartOffset
+	}
+	return 0
+}
+
+func (x *ListSnapshotsResponse) GetLogEndOffset() int64 {
+	if x != nil {
+		return x.LogEndOffset
+	}
+	return 0
+}
+
+// FetchSnapshotRequest asks for a piece.
+type FetchSnapshotRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which snapshot. Required.
+	SnapshotId *SnapshotId `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// Position of the first byte, 0..size.
+	Position int64 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	// At most this many bytes of data; 0 = 1 MiB, which is also the most that is given at once.
+	MaxBytes      int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchSnapshotRequest) Reset() {
+	*x = FetchSnapshotRequest{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchSnapshotRequest) ProtoMessage() {}
+
+func (x *FetchSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*FetchSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *FetchSnapshotRequest) GetSnapshotId() *SnapshotId {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return nil
+}
+
+func (x *FetchSnapshotRequest) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *FetchSnapshotRequest) GetMaxBytes() int32 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+// FetchSnapshotResponse is a piece.
+type FetchSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The snapshot, with its incarnation.
+	SnapshotId *SnapshotId `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// Size of the whole snapshot in bytes.
+	SizeBytes int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Position of the first byte of data, as asked for.
+	Position int64 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
+	// The bytes: empty only at the end. They may begin and end anywhere in the format.
+	Data []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	// Whether bytes follow behind data.
+	Continue bool `protobuf:"varint,5,opt,name=continue,proto3" json:"continue,omitempty"`
+	// CRC32C of data.
+	Crc32C uint32 `protobuf:"varint,6,opt,name=crc32c,proto3" json:"crc32c,omitempty"`
+	// SHA-256 of the whole snapshot as in Snapshot.sha256, 32 bytes.
+	Sha256        []byte `protobuf:"bytes,7,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchSnapshotResponse) Reset() {
+	*x = FetchSnapshotResponse{}
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchSnapshotResponse) ProtoMessage() {}
+
+func (x *FetchSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_snapshot_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*FetchSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_snapshot_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *FetchSnapshotResponse) GetSnapshotId() *SnapshotId {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return nil
+}
+
+func (x *FetchSnapshotResponse) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *FetchSnapshotResponse) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *FetchSnapshotResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *FetchSnapshotResponse) GetContinue() bool {
+	if x != nil {
+		return x.Continue
+	}
+	return false
+}
+
+func (x *FetchSnapshotResponse) GetCrc32C() uint32 {
+	if x != nil {
+		return x.Crc32C
+	}
+	return 0
+}
+
+func (x *FetchSnapshotResponse) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
 var File_braid_metadata_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_braid_metadata_v1_snapshot_proto_rawDesc = "" +
@@ -323,13 +717,47 @@ const file_braid_metadata_v1_snapshot_proto_rawDesc = "" +
 	"\bposition\x18\x01 \x01(\v2#.braid.metadata.v1.MetadataPositionR\bposition\x12?\n" +
 	"\acluster\x18\x02 \x01(\v2%.braid.metadata.v1.GetClusterResponseR\acluster\x120\n" +
 	"\x06topics\x18\x03 \x03(\v2\x18.braid.metadata.v1.TopicR\x06topics\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more*j\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"x\n" +
+	"\n" +
+	"SnapshotId\x12\x1d\n" +
+	"\n" +
+	"end_offset\x18\x01 \x01(\x03R\tendOffset\x12)\n" +
+	"\x10controller_epoch\x18\x02 \x01(\x03R\x0fcontrollerEpoch\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\rR\vincarnation\"\x81\x01\n" +
+	"\bSnapshot\x12>\n" +
+	"\vsnapshot_id\x18\x01 \x01(\v2\x1d.braid.metadata.v1.SnapshotIdR\n" +
+	"snapshotId\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x03R\tsizeBytes\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\x16\n" +
+	"\x14ListSnapshotsRequest\"\xa2\x01\n" +
+	"\x15ListSnapshotsResponse\x129\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x1b.braid.metadata.v1.SnapshotR\tsnapshots\x12(\n" +
+	"\x10log_start_offset\x18\x02 \x01(\x03R\x0elogStartOffset\x12$\n" +
+	"\x0elog_end_offset\x18\x03 \x01(\x03R\flogEndOffset\"\x8f\x01\n" +
+	"\x14FetchSnapshotRequest\x12>\n" +
+	"\vsnapshot_id\x18\x01 \x01(\v2\x1d.braid.metadata.v1.SnapshotIdR\n" +
+	"snapshotId\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x1b\n" +
+	"\tmax_bytes\x18\x03 \x01(\x05R\bmaxBytes\"\xf2\x01\n" +
+	"\x15FetchSnapshotResponse\x12>\n" +
+	"\vsnapshot_id\x18\x01 \x01(\v2\x1d.braid.metadata.v1.SnapshotIdR\n" +
+	"snapshotId\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x03R\tsizeBytes\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\x03R\bposition\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\x12\x1a\n" +
+	"\bcontinue\x18\x05 \x01(\bR\bcontinue\x12\x16\n" +
+	"\x06crc32c\x18\x06 \x01(\rR\x06crc32c\x12\x16\n" +
+	"\x06sha256\x18\a \x01(\fR\x06sha256*j\n" +
 	"\x0eMetadataFilter\x12\x1f\n" +
 	"\x1bMETADATA_FILTER_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aMETADATA_FILTER_MEMBERSHIP\x10\x01\x12\x17\n" +
-	"\x13METADATA_FILTER_ALL\x10\x022w\n" +
+	"\x13METADATA_FILTER_ALL\x10\x022\xc9\x02\n" +
 	"\x0fSnapshotService\x12d\n" +
-	"\rWatchMetadata\x12'.braid.metadata.v1.WatchMetadataRequest\x1a(.braid.metadata.v1.WatchMetadataResponse0\x01B\xd1\x01\n" +
+	"\rWatchMetadata\x12'.braid.metadata.v1.WatchMetadataRequest\x1a(.braid.metadata.v1.WatchMetadataResponse0\x01\x12g\n" +
+	"\rListSnapshots\x12'.braid.metadata.v1.ListSnapshotsRequest\x1a(.braid.metadata.v1.ListSnapshotsResponse\"\x03\x90\x02\x01\x12g\n" +
+	"\rFetchSnapshot\x12'.braid.metadata.v1.FetchSnapshotRequest\x1a(.braid.metadata.v1.FetchSnapshotResponse\"\x03\x90\x02\x01B\xd1\x01\n" +
 	"\x15com.braid.metadata.v1B\rSnapshotProtoP\x01ZCgithub.com/braidlog/braid/proto/gen/go/braid/metadata/v1;metadatav1\xa2\x02\x03BMX\xaa\x02\x11Braid.Metadata.V1\xca\x02\x11Braid\\Metadata\\V1\xe2\x02\x1dBraid\\Metadata\\V1\\GPBMetadata\xea\x02\x13Braid::Metadata::V1b\x06proto3"
 
 var (
@@ -345,33 +773,47 @@ func file_braid_metadata_v1_snapshot_proto_rawDescGZIP() []byte {
 }
 
 var file_braid_metadata_v1_snapshot_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_braid_metadata_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_braid_metadata_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_braid_metadata_v1_snapshot_proto_goTypes = []any{
 	(MetadataFilter)(0),           // 0: braid.metadata.v1.MetadataFilter
 	(*WatchMetadataRequest)(nil),  // 1: braid.metadata.v1.WatchMetadataRequest
 	(*WatchMetadataResponse)(nil), // 2: braid.metadata.v1.WatchMetadataResponse
 	(*MetadataImage)(nil),         // 3: braid.metadata.v1.MetadataImage
-	(*MetadataPosition)(nil),      // 4: braid.metadata.v1.MetadataPosition
-	(*Entry)(nil),                 // 5: braid.metadata.v1.Entry
-	(*GetClusterResponse)(nil),    // 6: braid.metadata.v1.GetClusterResponse
-	(*Topic)(nil),                 // 7: braid.metadata.v1.Topic
+	(*SnapshotId)(nil),            // 4: braid.metadata.v1.SnapshotId
+	(*Snapshot)(nil),              // 5: braid.metadata.v1.Snapshot
+	(*ListSnapshotsRequest)(nil),  // 6: braid.metadata.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil), // 7: braid.metadata.v1.ListSnapshotsResponse
+	(*FetchSnapshotRequest)(nil),  // 8: braid.metadata.v1.FetchSnapshotRequest
+	(*FetchSnapshotResponse)(nil), // 9: braid.metadata.v1.FetchSnapshotResponse
+	(*MetadataPosition)(nil),      // 10: braid.metadata.v1.MetadataPosition
+	(*Entry)(nil),                 // 11: braid.metadata.v1.Entry
+	(*GetClusterResponse)(nil),    // 12: braid.metadata.v1.GetClusterResponse
+	(*Topic)(nil),                 // 13: braid.metadata.v1.Topic
 }
 var file_braid_metadata_v1_snapshot_proto_depIdxs = []int32{
-	4, // 0: braid.metadata.v1.WatchMetadataRequest.from:type_name -> braid.metadata.v1.MetadataPosition
-	0, // 1: braid.metadata.v1.WatchMetadataRequest.filter:type_name -> braid.metadata.v1.MetadataFilter
-	3, // 2: braid.metadata.v1.WatchMetadataResponse.reset:type_name -> braid.metadata.v1.MetadataImage
-	5, // 3: braid.metadata.v1.WatchMetadataResponse.entry:type_name -> braid.metadata.v1.Entry
-	4, // 4: braid.metadata.v1.WatchMetadataResponse.progress:type_name -> braid.metadata.v1.MetadataPosition
-	4, // 5: braid.metadata.v1.MetadataImage.position:type_name -> braid.metadata.v1.MetadataPosition
-	6, // 6: braid.metadata.v1.MetadataImage.cluster:type_name -> braid.metadata.v1.GetClusterResponse
-	7, // 7: braid.metadata.v1.MetadataImage.topics:type_name -> braid.metadata.v1.Topic
-	1, // 8: braid.metadata.v1.SnapshotService.WatchMetadata:input_type -> braid.metadata.v1.WatchMetadataRequest
-	2, // 9: braid.metadata.v1.SnapshotService.WatchMetadata:output_type -> braid.metadata.v1.WatchMetadataResponse
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	10, // 0: braid.metadata.v1.WatchMetadataRequest.from:type_name -> braid.metadata.v1.MetadataPosition
+	0,  // 1: braid.metadata.v1.WatchMetadataRequest.filter:type_name -> braid.metadata.v1.MetadataFilter
+	3,  // 2: braid.metadata.v1.WatchMetadataResponse.reset:type_name -> braid.metadata.v1.MetadataImage
+	11, // 3: braid.metadata.v1.WatchMetadataResponse.entry:type_name -> braid.metadata.v1.Entry
+	10, // 4: braid.metadata.v1.WatchMetadataResponse.progress:type_name -> braid.metadata.v1.MetadataPosition
+	10, // 5: braid.metadata.v1.MetadataImage.position:type_name -> braid.metadata.v1.MetadataPosition
+	12, // 6: braid.metadata.v1.MetadataImage.cluster:type_name -> braid.metadata.v1.GetClusterResponse
+	13, // 7: braid.metadata.v1.MetadataImage.topics:type_name -> braid.metadata.v1.Topic
+	4,  // 8: braid.metadata.v1.Snapshot.snapshot_id:type_name -> braid.metadata.v1.SnapshotId
+	5,  // 9: braid.metadata.v1.ListSnapshotsResponse.snapshots:type_name -> braid.metadata.v1.Snapshot
+	4,  // 10: braid.metadata.v1.FetchSnapshotRequest.snapshot_id:type_name -> braid.metadata.v1.SnapshotId
+	4,  // 11: braid.metadata.v1.FetchSnapshotResponse.snapshot_id:type_name -> braid.metadata.v1.SnapshotId
+	1,  // 12: braid.metadata.v1.SnapshotService.WatchMetadata:input_type -> braid.metadata.v1.WatchMetadataRequest
+	6,  // 13: braid.metadata.v1.SnapshotService.ListSnapshots:input_type -> braid.metadata.v1.ListSnapshotsRequest
+	8,  // 14: braid.metadata.v1.SnapshotService.FetchSnapshot:input_type -> braid.metadata.v1.FetchSnapshotRequest
+	2,  // 15: braid.metadata.v1.SnapshotService.WatchMetadata:output_type -> braid.metadata.v1.WatchMetadataResponse
+	7,  // 16: braid.metadata.v1.SnapshotService.ListSnapshots:output_type -> braid.metadata.v1.ListSnapshotsResponse
+	9,  // 17: braid.metadata.v1.SnapshotService.FetchSnapshot:output_type -> braid.metadata.v1.FetchSnapshotResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_braid_metadata_v1_snapshot_proto_init() }
@@ -394,7 +836,7 @@ func file_braid_metadata_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_metadata_v1_snapshot_proto_rawDesc), len(file_braid_metadata_v1_snapshot_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   3,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,17 +20,38 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	SnapshotService_WatchMetadata_FullMethodName = "/braid.metadata.v1.SnapshotService/WatchMetadata"
+	SnapshotService_ListSnapshots_FullMethodName = "/braid.metadata.v1.SnapshotService/ListSnapshots"
+	SnapshotService_FetchSnapshot_FullMethodName = "/braid.metadata.v1.SnapshotService/FetchSnapshot"
 )
 
 // SnapshotServiceClient is the client API for SnapshotService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// SnapshotService gives out the metadata log and its state.
+// SnapshotService gives out the metadata log and its state. Every metadata replica answers.
 type SnapshotServiceClient interface {
 	// WatchMetadata streams the entries of the metadata log in order. Without a position, or with one that is not in
 	// this log, the stream begins with a reset that holds the whole state; the entries follow from its position.
+	//
+	// The beginning of the log is trimmed behind snapshots. Where the position lies below the log's start, a reader of
+	// METADATA_FILTER_MEMBERSHIP gets a reset in band, as above. For a reader of METADATA_FILTER_ALL, which a reset
+	// without ranges does not help, the call ends with OUT_OF_RANGE / METADATA_OFFSET_OUT_OF_RANGE whose metadata name
+	// a snapshot that this replica keeps (incarnation, snapshot_end_offset, snapshot_controller_epoch): fetch it with
+	// FetchSnapshot, replace the whole state by it, and watch again from {incarnation, controller epoch, end offset}.
+	// The same can end an open stream that was still reading old entries when they were trimmed.
 	WatchMetadata(ctx context.Context, in *WatchMetadataRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchMetadataResponse], error)
+	// ListSnapshots lists the snapshots that this replica keeps, newest first, at most a few. They are on its own disk;
+	// another replica keeps others.
+	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// FetchSnapshot reads a piece of a snapshot. Begin at position 0 and go on at position + length of data while
+	// continue is set. A snapshot never changes, so an interrupted fetch goes on at any position, also after the replica
+	// was restarted, and at another replica that keeps the same id and names the same sha256. When the last piece is
+	// there, compare the whole with sha256; docs/formats/metadata-snapshot.md says how to read it.
+	//
+	// Errors: NOT_FOUND / SNAPSHOT_NOT_FOUND, this replica does not keep it (any more): list again.
+	// INVALID_ARGUMENT / INVALID_FIELD, a negative position or max_bytes, or no id.
+	// OUT_OF_RANGE / POSITION_OUT_OF_RANGE, a position behind the end; the very end is an empty and complete piece.
+	FetchSnapshot(ctx context.Context, in *FetchSnapshotRequest, opts ...grpc.CallOption) (*FetchSnapshotResponse, error)
 }
 
 type snapshotServiceClient struct {
@@ -60,15 +81,54 @@ func (c *snapshotServiceClient) WatchMetadata(ctx context.Context, in *WatchMeta
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SnapshotService_WatchMetadataClient = grpc.ServerStreamingClient[WatchMetadataResponse]
 
+func (c *snapshotServiceClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSnapshotsResponse)
+	err := c.cc.Invoke(ctx, SnapshotService_ListSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotServiceClient) FetchSnapshot(ctx context.Context, in *FetchSnapshotRequest, opts ...grpc.CallOption) (*FetchSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FetchSnapshotResponse)
+	err := c.cc.Invoke(ctx, SnapshotService_FetchSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SnapshotServiceServer is the server API for SnapshotService service.
 // All implementations must embed UnimplementedSnapshotServiceServer
 // for forward compatibility.
 //
-// SnapshotService gives out the metadata log and its state.
+// SnapshotService gives out the metadata log and its state. Every metadata replica answers.
 type SnapshotServiceServer interface {
 	// WatchMetadata streams the entries of the metadata log in order. Without a position, or with one that is not in
 	// this log, the stream begins with a reset that holds the whole state; the entries follow from its position.
+	//
+	// The beginning of the log is trimmed behind snapshots. Where the position lies below the log's start, a reader of
+	// METADATA_FILTER_MEMBERSHIP gets a reset in band, as above. For a reader of METADATA_FILTER_ALL, which a reset
+	// without ranges does not help, the call ends with OUT_OF_RANGE / METADATA_OFFSET_OUT_OF_RANGE whose metadata name
+	// a snapshot that this replica keeps (incarnation, snapshot_end_offset, snapshot_controller_epoch): fetch it with
+	// FetchSnapshot, replace the whole state by it, and watch again from {incarnation, controller epoch, end offset}.
+	// The same can end an open stream that was still reading old entries when they were trimmed.
 	WatchMetadata(*WatchMetadataRequest, grpc.ServerStreamingServer[WatchMetadataResponse]) error
+	// ListSnapshots lists the snapshots that this replica keeps, newest first, at most a few. They are on its own disk;
+	// another replica keeps others.
+	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// FetchSnapshot reads a piece of a snapshot. Begin at position 0 and go on at position + length of data while
+	// continue is set. A snapshot never changes, so an interrupted fetch goes on at any position, also after the replica
+	// was restarted, and at another replica that keeps the same id and names the same sha256. When the last piece is
+	// there, compare the whole with sha256; docs/formats/metadata-snapshot.md says how to read it.
+	//
+	// Errors: NOT_FOUND / SNAPSHOT_NOT_FOUND, this replica does not keep it (any more): list again.
+	// INVALID_ARGUMENT / INVALID_FIELD, a negative position or max_bytes, or no id.
+	// OUT_OF_RANGE / POSITION_OUT_OF_RANGE, a position behind the end; the very end is an empty and complete piece.
+	FetchSnapshot(context.Context, *FetchSnapshotRequest) (*FetchSnapshotResponse, error)
 	mustEmbedUnimplementedSnapshotServiceServer()
 }
 
@@ -81,6 +141,12 @@ type UnimplementedSnapshotServiceServer struct{}
 
 func (UnimplementedSnapshotServiceServer) WatchMetadata(*WatchMetadataRequest, grpc.ServerStreamingServer[WatchMetadataResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchMetadata not implemented")
+}
+func (UnimplementedSnapshotServiceServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedSnapshotServiceServer) FetchSnapshot(context.Context, *FetchSnapshotRequest) (*FetchSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FetchSnapshot not implemented")
 }
 func (UnimplementedSnapshotServiceServer) mustEmbedUnimplementedSnapshotServiceServer() {}
 func (UnimplementedSnapshotServiceServer) testEmbeddedByValue()                         {}
@@ -114,13 +180,58 @@ func _SnapshotService_WatchMetadata_Handler(srv interface{}, stream grpc.ServerS
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SnapshotService_WatchMetadataServer = grpc.ServerStreamingServer[WatchMetadataResponse]
 
+func _SnapshotService_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotServiceServer).ListSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SnapshotService_ListSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotServiceServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SnapshotService_FetchSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FetchSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotServiceServer).FetchSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SnapshotService_FetchSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotServiceServer).FetchSnapshot(ctx, req.(*FetchSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SnapshotService_ServiceDesc is the grpc.ServiceDesc for SnapshotService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var SnapshotService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "braid.metadata.v1.SnapshotService",
 	HandlerType: (*SnapshotServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListSnapshots",
+			Handler:    _SnapshotService_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "FetchSnapshot",
+			Handler:    _SnapshotService_FetchSnapshot_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "WatchMetadata",
