@@ -7,7 +7,7 @@ require (
 	github.com/braidlog/braid/proto v0.0.0
 	github.com/braidlog/braid/services/broker v0.0.0
 	github.com/braidlog/braid/services/metadata v0.0.0
-	github.com/braidlog/braid/services/rlm v0.0.0-00010101000000-000000000000
+	github.com/braidlog/braid/services/rlm v0.0.0
 	github.com/cockroachdb/pebble/v2 v2.1.7
 	github.com/stretchr/testify v1.12.1
 	google.golang.org/grpc v1.85.0

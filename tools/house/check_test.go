@@ -48,7 +48,7 @@ func TestCheckFindsEachBrokenRule(t *testing.T) {
 		"no doc.go":        {"pkg/x/x.go", "package x\n", "pkg/x: package without doc.go"},
 		"long file":        {"pkg/record/r.go", "package record\n" + strings.Repeat("\n", maxLines), "split it"},
 		"private path":     {"docs/a.md", "see /srv/checkout/notes", "docs/a.md:1: mentions /srv/checkout"},
-		"home path":        {"docs/a.md", "\nsee `/home/" + "ann/x`", "docs/a.md:2: mentions /home"+"/ann"},
+		"home path":        {"docs/a.md", "\nsee `/home/" + "ann/x`", "docs/a.md:2: mentions /home" + "/ann"},
 		"unfinished":       {"pkg/record/r.go", "package record // TO" + "DO\n", "finish it"},
 		"dead link":        {"docs/a.md", "[a](b.md)", "dead link b.md"},
 	} {
