@@ -214,6 +214,11 @@ func (r *Reader) each(ctx context.Context, key string, fn func(context.Context, 
 			return fmt.Errorf("%w: %w", ErrUnavailable, context.Cause(ctx))
 		}
 		err = classify(err)
+		if errors.Is(err, ErrUnavailable) {
+			// Whoever asks again shall not wait for the end of a long pause between
+			// connection attempts.
+			conn.ResetConnectBackoff()
+		}
 		var damage *DamageError
 		switch {
 		case errors.Is(err, ErrNotFound):

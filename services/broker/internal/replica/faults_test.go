@@ -82,7 +82,7 @@ func damage(t *testing.T, fs vfs.FS, position int64) {
 func TestDamagedLocalBytes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newScene(t, 1)
-		r := s.rlm(1, "a")
+		s.rlm(1, "a")
 		fs := vfs.NewMem()
 		b := s.broker(1, fs, func(c *replica.Config) { c.ReadCacheBytes = 0 })
 		p := b.leading(0)
@@ -125,7 +125,6 @@ func TestDamagedLocalBytes(t *testing.T) {
 			_, err = p.Read(t.Context(), 0, 1<<20, nil)
 			return errors.As(err, &unavailable) && unavailable.Reason == replica.NoRemoteLogManager
 		})
-		_ = r
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/braidlog/braid/pkg/backoff"
 	"github.com/braidlog/braid/pkg/lineage"
 	"github.com/braidlog/braid/pkg/record"
 	"github.com/braidlog/braid/services/broker/internal/commitlog"
@@ -107,8 +108,31 @@ func (p *Partition) Read(ctx context.Context, from int64, maxBytes int, dst []by
 	return out, nil
 }
 
-// fetchRange gets the committed range that holds an offset from the bucket.
+// readPatience is how long a read waits for the bucket to be reachable, and
+// readPause the time between attempts.
+const (
+	readPatience = 3 * time.Second
+	readPause    = 100 * time.Millisecond
+)
+
+// fetchRange gets the committed range that holds an offset from the bucket. It
+// waits a little for what may be a moment's trouble, or a list that is a moment
+// behind.
 func (p *Partition) fetchRange(ctx context.Context, offset int64, l lineage.Lineage) ([]byte, remote.Located, error) {
+	began := time.Now()
+	for {
+		data, rg, err := p.tryRange(ctx, offset, l)
+		var unavailable *UnavailableError
+		if !errors.As(err, &unavailable) || time.Since(began)+readPause > readPatience {
+			return data, rg, err
+		}
+		if backoff.Sleep(ctx, readPause) != nil {
+			return nil, rg, err
+		}
+	}
+}
+
+func (p *Partition) tryRange(ctx context.Context, offset int64, l lineage.Lineage) ([]byte, remote.Located, error) {
 	for attempt := 0; ; attempt++ {
 		rg, ok := p.ranges.At(offset)
 		if !ok {

@@ -34,6 +34,7 @@ func (f *Feed) serve(parent context.Context, m cluster.RemoteLogManager) error {
 	defer cancel(nil)
 	s, err := remotelogv1.NewRemoteLogServiceClient(conn).AppendWal(ctx)
 	if err != nil {
+		conn.ResetConnectBackoff()
 		return fmt.Errorf("open the stream: %w", err)
 	}
 	if err := s.Send(&remotelogv1.AppendWalRequest{Kind: &remotelogv1.AppendWalRequest_Init{Init: &remotelogv1.AppendWalInit{
@@ -45,7 +46,10 @@ func (f *Feed) serve(parent context.Context, m cluster.RemoteLogManager) error {
 	first, err := s.Recv()
 	admission.Stop()
 	if err != nil {
-		return fmt.Errorf("wait for admission: %w", first2(context.Cause(ctx), err))
+		// The next attempt comes soon enough by itself: it shall not meet the pause
+		// between connection attempts.
+		conn.ResetConnectBackoff()
+		return fmt.Errorf("wait for admission: %w", firstOf(context.Cause(ctx), err))
 	}
 	ready := first.GetReady()
 	if ready == nil {
@@ -62,10 +66,11 @@ func (f *Feed) serve(parent context.Context, m cluster.RemoteLogManager) error {
 	err = f.send(ctx, s, m, id)
 	cancel(err)
 	<-received
-	return first2(context.Cause(ctx), err)
+	return firstOf(context.Cause(ctx), err)
 }
 
-func first2(a, b error) error {
+// firstOf is a, or b where there is no a.
+func firstOf(a, b error) error {
 	if a != nil {
 		return a
 	}
