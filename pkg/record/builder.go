@@ -73,8 +73,8 @@ func (b *Builder) Size() int { return HeaderSize + len(b.records) }
 
 // Append adds a record, copying its bytes. OffsetDelta is ignored: records get
 // consecutive offsets in the order of Append. It fails with [ErrTooLarge],
-// leaving the batch as it was, if the batch would pass [MaxBatchSize], and
-// with [ErrCorrupt] for a header without a key or a timestamp more than 63 bits
+// leaving the batch as it was, if the batch would pass [MaxBatchSize] or the
+// record has more than [MaxHeaders], and with [ErrCorrupt] for a header without a key or a timestamp more than 63 bits
 // away from the first record's.
 func (b *Builder) Append(r Record) error {
 	base := b.baseTime
@@ -84,6 +84,9 @@ func (b *Builder) Append(r Record) error {
 	timeDelta := r.Timestamp - base
 	if (r.Timestamp < base) != (timeDelta < 0) {
 		return b.fail(ErrCorrupt, FieldTimestampDelta, "overflows", r.Timestamp, base)
+	}
+	if n := len(r.Headers); n > MaxHeaders {
+		return b.fail(ErrTooLarge, FieldHeaders, "too many", int64(n), MaxHeaders)
 	}
 	size, err := b.bodySize(r, timeDelta)
 	if err != nil {

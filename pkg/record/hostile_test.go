@@ -299,6 +299,34 @@ func TestCutCompressedRecordsAreNoticed(t *testing.T) {
 	}
 }
 
+// A record made of headers takes two bytes for each in the batch, and an entry of
+// 48 bytes when decoded: it is refused before any is made.
+func TestARecordOfNothingButHeadersCostsLittle(t *testing.T) {
+	headers := func(n int) []byte {
+		body := binary.AppendVarint([]byte{0, 0, 0, 1, 1}, int64(n))
+		body = append(body, bytes.Repeat([]byte{0, 1}, n)...) // empty keys, null values
+		return append(binary.AppendVarint(nil, int64(len(body))), body...)
+	}
+	most := rawRecords(t, 1, headers(record.MaxHeaders))
+	require.Len(t, collect(t, most)[0].Headers, record.MaxHeaders)
+	require.NoError(t, record.NewReader(0).Verify(most))
+
+	b := rawRecords(t, 1, headers(16<<20))
+	r := record.NewReader(0)
+	var err error
+	used := allocated(func() { err = r.Verify(b) })
+	require.ErrorIs(t, err, record.ErrTooLarge)
+	var e *record.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, record.Error{Kind: record.ErrTooLarge, Field: record.FieldHeaders, Reason: "too many", Got: 16 << 20, Want: record.MaxHeaders}, *e)
+	require.Less(t, used, uint64(64<<10), "the batch has 32 MiB")
+	require.ErrorIs(t, r.Verify(rawRecords(t, 1, headers(record.MaxHeaders+1))), record.ErrTooLarge)
+
+	bl := record.NewBuilder(record.CodecNone)
+	require.ErrorIs(t, bl.Append(record.Record{Headers: make([]record.Header, record.MaxHeaders+1)}), record.ErrTooLarge)
+	require.Zero(t, bl.Len())
+}
+
 // Compressors are pooled: what one batch leaves in them, errors and limits
 // included, must not reach the next.
 func TestCodecsAreSafeForConcurrentUse(t *testing.T) {

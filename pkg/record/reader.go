@@ -5,6 +5,11 @@ import (
 	"math"
 )
 
+// MaxHeaders is how many headers one record may have. A header takes two bytes
+// in a batch and an entry of a slice when decoded: without a limit a record with
+// nothing but headers needs over twenty times its size in memory.
+const MaxHeaders = 10_000
+
 // Header is one of a record's headers. Key is UTF-8 by convention and never
 // nil; a nil Value is the format's null.
 type Header struct {
@@ -52,7 +57,8 @@ func clone(b []byte) []byte {
 //
 // A Reader checks what the records say about themselves: lengths line up,
 // offset deltas run from 0 without a hole to the header's record count, and no
-// byte is left over. It does not check the CRC. Memory is bounded by the limit.
+// byte is left over. It does not check the CRC. Memory is bounded by the limit,
+// and by [MaxHeaders].
 type Reader struct {
 	limit int
 	buf   []byte // decompressed records, unless the batch is not compressed
@@ -172,7 +178,7 @@ func (b Batch) Records() iter.Seq2[Record, error] {
 	}
 }
 
-func (r *Reader) fail(f Field, reason string, got, want int64) error {
+func (r *Reader) fail(f Field, reason string, got, want int64) *Error {
 	return &Error{Kind: ErrCorrupt, Field: f, Reason: reason, Got: got, Want: want, Record: int(r.index)}
 }
 
@@ -234,6 +240,11 @@ func (r *Reader) headers(f *fields) ([]Header, error) {
 	}
 	if count == 0 {
 		return nil, nil
+	}
+	if count > MaxHeaders {
+		e := r.fail(FieldHeaders, "too many", count, MaxHeaders)
+		e.Kind = ErrTooLarge
+		return nil, e
 	}
 	r.heads = r.heads[:0]
 	for range count {

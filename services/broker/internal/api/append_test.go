@@ -1,11 +1,11 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"hash/crc32"
 	"math"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,8 +119,8 @@ func TestBadAppendsAreRefusedByNameAndNothingIsStored(t *testing.T) {
 		{name: "records that do not decode", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[61] = 0xff }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
 		{name: "claims another codec than it has", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[22] = byte(record.CodecZstd) }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
 		{name: "lies about its largest timestamp", req: &brokerv1.AppendRequest{Topic: "orders", Batches: recrc(change(good(), func(b []byte) { b[42]++ }))}, reason: "CORRUPT_BATCH", code: codes.InvalidArgument, field: "batches[0]"},
-		{name: "nothing but headers", req: &brokerv1.AppendRequest{Topic: "orders", Batches: headers(t, maxHeaders+1)}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "batches[0], record 1"},
-		{name: "too many headers", req: &brokerv1.AppendRequest{Topic: "orders", Records: []*brokerv1.Record{{Headers: make([]*brokerv1.Header, maxHeaders+1)}}}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "records[0].headers"},
+		{name: "nothing but headers", req: &brokerv1.AppendRequest{Topic: "orders", Batches: headers(t, record.MaxHeaders+1)}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "batches[0], record 1"},
+		{name: "too many headers", req: &brokerv1.AppendRequest{Topic: "orders", Records: []*brokerv1.Record{{Headers: make([]*brokerv1.Header, record.MaxHeaders+1)}}}, reason: "INVALID_FIELD", code: codes.InvalidArgument, field: "records[0].headers"},
 		{name: "a bomb", req: &brokerv1.AppendRequest{Topic: "orders", Batches: bomb(t)}, reason: "BATCH_TOO_LARGE", code: codes.InvalidArgument, field: "batches[0]", facts: map[string]string{"limit": "12582912"}},
 	}
 	runPlain(t, 1, 1, func(t *testing.T, w *world) {
@@ -143,13 +143,26 @@ func TestBadAppendsAreRefusedByNameAndNothingIsStored(t *testing.T) {
 	})
 }
 
-// headers is a batch whose second record has n headers.
+// headers is a batch, whole and intact, with n empty headers in its second record;
+// [record.Builder] makes none with too many.
 func headers(t *testing.T, n int) []byte {
-	b := record.NewBuilder(record.CodecLZ4)
-	require.NoError(t, b.Append(record.Record{Timestamp: 1}))
-	require.NoError(t, b.Append(record.Record{Timestamp: 1, Headers: slices.Repeat([]record.Header{{Key: []byte{}}}, n)}))
-	out, _, err := b.Build(nil)
+	b := record.NewBuilder(record.CodecNone)
+	for range 2 {
+		require.NoError(t, b.Append(record.Record{Timestamp: 1}))
+	}
+	out, batch, err := b.Build(nil)
 	require.NoError(t, err)
+	// Of the second record: attributes, time delta, offset delta, no key, no value.
+	body := binary.AppendVarint([]byte{0, 0, 2, 1, 1}, int64(n))
+	body = append(body, bytes.Repeat([]byte{0, 1}, n)...) // empty keys, no values
+	first := batch.Payload()[:len(batch.Payload())/2]
+	records := append(binary.AppendVarint(bytes.Clone(first), int64(len(body))), body...)
+	packed, err := record.Compress(nil, record.CodecLZ4, records)
+	require.NoError(t, err)
+	out = append(out[:record.HeaderSize], packed...)
+	binary.BigEndian.PutUint32(out[8:], uint32(len(out)-12))
+	out[22] |= byte(record.CodecLZ4)
+	binary.BigEndian.PutUint32(out[17:], record.Batch(out).ComputeCRC())
 	return out
 }
 

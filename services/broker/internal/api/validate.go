@@ -95,11 +95,7 @@ type facts struct {
 // the topic's max.batch.bytes. It allocates nothing besides errors.
 func (s *Service) checkBatches(buf []byte, limit int64) (f facts, err error) {
 	r := s.readers.Get().(*record.Reader)
-	defer func() {
-		if !errors.Is(err, errTooManyHeaders) { // who has room for so many is not kept
-			s.readers.Put(r)
-		}
-	}()
+	defer s.readers.Put(r)
 	for i, rest := 0, buf; len(rest) > 0; i++ {
 		size, err := record.Peek(rest)
 		if err != nil {
@@ -132,35 +128,27 @@ func checkBatch(r *record.Reader, b record.Batch, limit int64, i int) error {
 	return checkRecords(r, b, i)
 }
 
-// maxHeaders bounds the headers of one record, so that a record with nothing but
-// headers still fits into a message to a reader: there a header of two bytes takes
-// several times as much.
-const maxHeaders = 10_000
-
-var errTooManyHeaders = errors.New("too many headers")
-
-// checkRecords is record.Reader.Verify, and the number of headers.
+// checkRecords decodes every record.
 func checkRecords(r *record.Reader, b record.Batch, i int) error {
-	err := r.Reset(b)
-	largest := int64(math.MinInt64)
-	for n := 0; err == nil && r.Next(); n++ {
-		rec := r.Record()
-		largest = max(largest, rec.Timestamp)
-		if len(rec.Headers) > maxHeaders {
-			return tooManyHeaders(fmt.Sprintf("%s, record %d", batchField(i), n), len(rec.Headers))
+	err := r.Verify(b)
+	if err == nil {
+		return nil
+	}
+	var e *record.Error
+	if errors.As(err, &e) {
+		switch {
+		case e.Field == record.FieldHeaders && errors.Is(err, record.ErrTooLarge):
+			return tooManyHeaders(fmt.Sprintf("%s, record %d", batchField(i), e.Record), e.Got)
+		case e.Field == record.FieldMaxTimestamp:
+			return rpcerr.CorruptBatch(batchField(i), fmt.Sprintf("the largest timestamp is said to be %d, and is %d", e.Got, e.Want))
 		}
 	}
-	if err = r.Err(); err != nil {
-		return batchError(batchField(i), err)
-	}
-	if stored := b.MaxTimestamp(); stored != largest {
-		return rpcerr.CorruptBatch(batchField(i), fmt.Sprintf("the largest timestamp is said to be %d, and is %d", stored, largest))
-	}
-	return nil
+	return batchError(batchField(i), err)
 }
 
-func tooManyHeaders(field string, n int) error {
-	return rpcerr.InvalidField(field, fmt.Sprintf("has %d headers, at most %d are allowed", n, maxHeaders)).WithCause(errTooManyHeaders)
+// tooManyHeaders refuses what no reader of the log would take.
+func tooManyHeaders(field string, n int64) error {
+	return rpcerr.InvalidField(field, fmt.Sprintf("has %d headers, at most %d are allowed", n, record.MaxHeaders))
 }
 
 func batchField(i int) string { return fmt.Sprintf("batches[%d]", i) }
@@ -182,8 +170,8 @@ func (s *Service) buildBatch(req *brokerv1.AppendRequest, limit int64) ([]byte, 
 		if r.Timestamp == 0 {
 			r.Timestamp = now
 		}
-		if n := len(m.GetHeaders()); n > maxHeaders {
-			return nil, tooManyHeaders(fmt.Sprintf("records[%d].headers", i), n)
+		if n := len(m.GetHeaders()); n > record.MaxHeaders {
+			return nil, tooManyHeaders(fmt.Sprintf("records[%d].headers", i), int64(n))
 		}
 		headers = headers[:0]
 		for _, h := range m.GetHeaders() {
