@@ -26,6 +26,7 @@ func observer(meter metric.Meter, tracers trace.TracerProvider) (decorate.Observ
 		return nil, err
 	}
 	tracer := tracers.Tracer("github.com/braidlog/braid/services/rlm")
+	//nolint:spancheck // the span ends in the function that is returned
 	return func(ctx context.Context, c decorate.Call) (context.Context, func(decorate.Result)) {
 		op := attribute.String("op", c.Op.String())
 		ctx, span := tracer.Start(ctx, "objstore "+c.Op.String(), trace.WithAttributes(op, attribute.String("object", c.Name)))

@@ -183,14 +183,16 @@ func (s *Server) store(ctx context.Context, deps Deps, meter metric.Meter, trace
 		decorate.Retry(decorate.RetryOptions{
 			Policy:      backoff.Policy{Initial: 50 * time.Millisecond, Max: 2 * time.Second, Multiplier: 2, Jitter: 0.5},
 			MaxAttempts: 4, Budget: backoff.NewBudget(0.5, 32),
-			OnRetry: func(op objstore.Op, name string, attempt int, delay time.Duration, err error) {
-				s.log.Warn("object store request failed, retrying", "component", "objstore", "op", op.String(), "object", name, "attempt", attempt, "delay", delay, "err", err)
-			},
+			OnRetry: s.logRetry,
 		}),
 		decorate.Observe(observe),
 		decorate.Limit(decorate.Limits{Creates: s.cfg.Store.MaxWrites, Reads: s.cfg.Store.MaxReads, Others: s.cfg.Store.MaxReads}),
 		decorate.Prefix(s.cfg.Store.Prefix),
 	), nil
+}
+
+func (s *Server) logRetry(op objstore.Op, name string, attempt int, delay time.Duration, err error) {
+	s.log.Warn("object store request failed, retrying", "component", "objstore", "op", op.String(), "object", name, "attempt", attempt, "delay", delay, "err", err)
 }
 
 // connect makes the metadata client and the session.

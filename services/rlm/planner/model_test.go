@@ -150,7 +150,7 @@ func (w *world) judge(a Attempt) ([]*metadatav1.RangeVerdict, bool) {
 		}
 		return list, true
 	}
-	any := false
+	some := false
 	for i, r := range ranges {
 		part := r.Partition.Partition
 		switch end := w.ends[part]; {
@@ -165,7 +165,7 @@ func (w *world) judge(a Attempt) ([]*metadatav1.RangeVerdict, bool) {
 				w.accepted[part][o] = true
 			}
 			w.ends[part] = r.End
-			any = true
+			some = true
 		case r.Base > end:
 			list[i] = verdict(metadatav1.RangeOutcome_RANGE_OUTCOME_GAP)
 		default:
@@ -173,7 +173,7 @@ func (w *world) judge(a Attempt) ([]*metadatav1.RangeVerdict, bool) {
 		}
 		list[i].ObjectEndOffset = w.ends[part]
 	}
-	if any {
+	if some {
 		w.lastSeq = a.Sequence
 		w.memory[a] = list
 	}

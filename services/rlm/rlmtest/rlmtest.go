@@ -92,7 +92,7 @@ func Start(t testing.TB, o Options) *Instance {
 	if err != nil {
 		t.Fatalf("build: %v", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.cancel = cancel
 	go func() {
 		defer close(i.done)
@@ -101,7 +101,7 @@ func Start(t testing.TB, o Options) *Instance {
 	t.Cleanup(func() {
 		cancel()
 		<-i.done
-		stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		stop, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 		defer cancel()
 		_ = tel.Shutdown(stop)
 	})

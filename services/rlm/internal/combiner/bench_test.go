@@ -2,7 +2,6 @@ package combiner_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"testing"
 
@@ -44,12 +43,12 @@ func BenchmarkCombine200x16KiB(b *testing.B) {
 	store := &discard{}
 	c, err := combiner.New(cfg, combiner.Deps{
 		Store: store, Committer: accept{}, OnUnusable: func(int64) {}, MetadataEnd: func() int64 { return 0 },
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Meter: noop.NewMeterProvider().Meter(""),
+		Logger: slog.New(slog.DiscardHandler), Meter: noop.NewMeterProvider().Meter(""),
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = c.Run(ctx) }()
 	defer func() { cancel(); <-done }()

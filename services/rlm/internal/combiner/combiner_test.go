@@ -2,7 +2,6 @@ package combiner_test
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -52,13 +51,13 @@ func TestRangesOfManyPartitionsBecomeOneObject(t *testing.T) {
 			}
 			f.send(s, next(p, 1, 100))
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 		close(release)
 		got := append(f.verdicts(a, 6), f.verdicts(b, 5)...)
 		for _, v := range got {
 			require.Equal(t, accepted, v.GetVerdict().GetOutcome())
 			require.EqualValues(t, 41, v.GetObject().GetRlmEpoch())
-			require.EqualValues(t, 100+v.GetObject().GetSequence(), v.GetMetadataOffset())
+			require.Equal(t, 100+v.GetObject().GetSequence(), v.GetMetadataOffset())
 		}
 		require.Len(t, f.judge.accepted, 2)
 		require.Len(t, f.judge.accepted[1].GetRanges(), 10, "ten partitions in one object")
@@ -95,13 +94,13 @@ func TestUploadsResumeSoonAfterAnOutage(t *testing.T) {
 		for range 20 {
 			f.send(s, next(p, 1, 10))
 		}
-		time.Sleep(70 * time.Second)
+		time.Sleep(70 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		require.Empty(t, s.Take())
 		f.faults.Set()
 		healed := time.Now()
 		for _, v := range f.verdicts(s, 20) {
 			require.Equal(t, accepted, v.GetVerdict().GetOutcome())
-			require.Greater(t, v.GetObject().GetAttempt(), int32(0))
+			require.Positive(t, v.GetObject().GetAttempt())
 		}
 		require.Less(t, time.Since(healed), 10*time.Second)
 		require.Equal(t, 20, f.readBack())
@@ -141,8 +140,8 @@ func TestLateUploadOfAGivenUpAttemptIsGarbage(t *testing.T) {
 				if calls.Add(1) == 1 {
 					<-ctx.Done()
 					go func() {
-						time.Sleep(2 * time.Second)
-						_, _ = s.Create(context.Background(), name, body)
+						time.Sleep(2 * time.Second) //nolint:forbidigo // virtual time inside a bubble
+						_, _ = s.Create(context.WithoutCancel(ctx), name, body)
 					}()
 					return objstore.Attrs{}, objstore.ContextError(ctx, objstore.OpCreate, name)
 				}
@@ -153,7 +152,7 @@ func TestLateUploadOfAGivenUpAttemptIsGarbage(t *testing.T) {
 		s := f.open()
 		f.send(s, next(walobjecttest.NewPartition(5, 0), 1, 10))
 		require.EqualValues(t, 2, f.verdicts(s, 1)[0].GetObject().GetAttempt())
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		require.Len(t, f.names(), 2)
 		require.Len(t, f.judge.commits, 1)
 		require.Equal(t, 1, f.readBack())
@@ -224,7 +223,7 @@ func TestOnlyOneCommitIsOutAtATime(t *testing.T) {
 		var out, most atomic.Int32
 		f.judge.before = func(*metadatav1.CommitCombinedSegmentRequest) error {
 			most.Store(max(most.Load(), out.Add(1)))
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 			out.Add(-1)
 			return nil
 		}
@@ -277,7 +276,7 @@ func TestDeathBetweenPutAndCommit(t *testing.T) {
 		require.EqualValues(t, 42, v.GetObject().GetRlmEpoch())
 		require.Len(t, g.names(), 2, "the first one is garbage")
 		// The dead one's command, still in the network, arrives now.
-		late, err := f.judge.Commit(context.Background(), f.judge.commits[0])
+		late, err := f.judge.Commit(t.Context(), f.judge.commits[0])
 		require.NoError(t, err)
 		require.True(t, late.GetRlmEpochClosed())
 		require.Equal(t, notJudged, late.GetVerdicts()[0].GetOutcome())
@@ -434,14 +433,14 @@ func TestFullBuffersStopTheSenderAndNobodyElseStarves(t *testing.T) {
 		go func() {
 			p := walobjecttest.NewPartition(5, 0)
 			for range 20 {
-				if err := s.Append(context.Background(), next(p, 1, 1000)); err != nil {
+				if err := s.Append(t.Context(), next(p, 1, 1000)); err != nil {
 					sent <- err
 					return
 				}
 			}
 			sent <- nil
 		}()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time inside a bubble
 		_, used, _ := f.c.Stats()
 		require.LessOrEqual(t, used, int64(10_000))
 		require.Greater(t, used, int64(5_000))
@@ -471,12 +470,12 @@ func TestClosedStreamGivesBackWhatWasQueued(t *testing.T) {
 		for range 30 {
 			f.send(s, next(p, 1, 1000))
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		s.Close()
 		s.Close()
 		require.ErrorIs(t, s.Append(t.Context(), next(p, 1, 10)), combiner.ErrStopped)
 		f.faults.Set()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time inside a bubble
 		plan, used, streams := f.c.Stats()
 		require.Zero(t, used)
 		require.Zero(t, streams)
@@ -512,8 +511,8 @@ func TestStopLeavesNothingRunning(t *testing.T) {
 		p := walobjecttest.NewPartition(5, 0)
 		f.send(s, next(p, 1, 10))
 		f.send(s, next(p, 1, 10))
-		time.Sleep(time.Second)
-		f.stop() // the bubble fails the test if a goroutine stays
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
+		f.stop()                // the bubble fails the test if a goroutine stays
 		require.ErrorIs(t, s.Append(t.Context(), next(p, 1, 10)), combiner.ErrStopped)
 		require.Error(t, f.c.Run(t.Context()), "once is all")
 	})
@@ -524,7 +523,7 @@ func TestBadConfigurationIsRefused(t *testing.T) {
 	require.Error(t, err)
 	_, err = combiner.New(config(), combiner.Deps{})
 	require.Error(t, err)
-	require.False(t, errors.Is(err, combiner.ErrStopped))
+	require.NotErrorIs(t, err, combiner.ErrStopped)
 }
 
 // Field report B105: one object whose ranges are in order, above and below

@@ -164,7 +164,7 @@ func (f *fixture) begin(change func(*combiner.Config), wrap func(objstore.Store)
 	var err error
 	f.c, err = combiner.New(cfg, combiner.Deps{
 		Store: store, Committer: f.judge, OnUnusable: func(e int64) { f.unusable <- e }, MetadataEnd: func() int64 { return 7 },
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Meter: noop.NewMeterProvider().Meter(""),
+		Logger: slog.New(slog.DiscardHandler), Meter: noop.NewMeterProvider().Meter(""),
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -38,7 +38,7 @@ func start(t *testing.T, change func(*fetcher.Config)) *fixture {
 	}
 	x := &fixture{t: t, store: memstore.New(memstore.Options{}), faults: decorate.NewInjector()}
 	var err error
-	x.f, err = fetcher.New(cfg, x.faults.Decorate(x.store), slog.New(slog.NewTextHandler(io.Discard, nil)), noop.NewMeterProvider().Meter(""))
+	x.f, err = fetcher.New(cfg, x.faults.Decorate(x.store), slog.New(slog.DiscardHandler), noop.NewMeterProvider().Meter(""))
 	require.NoError(t, err)
 	return x
 }
@@ -228,7 +228,7 @@ func TestPinnedBytesAreBoundedPerPeerAndInTotal(t *testing.T) {
 		var wg sync.WaitGroup
 		hold := func(peer string, block int64) {
 			wg.Go(func() {
-				_ = x.f.Read(context.Background(), peer, "a", block*1000, 10, func([]byte) error { <-stuck; return nil })
+				_ = x.f.Read(t.Context(), peer, "a", block*1000, 10, func([]byte) error { <-stuck; return nil })
 			})
 			synctest.Wait()
 		}
@@ -288,7 +288,7 @@ func TestDamageIsReadAgainAndCostsOnePartition(t *testing.T) {
 				y.store.Tamper(p.Name, flip)
 			}
 			first = false
-		}}, slog.New(slog.NewTextHandler(io.Discard, nil)), noop.NewMeterProvider().Meter(""))
+		}}, slog.New(slog.DiscardHandler), noop.NewMeterProvider().Meter(""))
 	require.NoError(t, err)
 	defer mend.Close()
 	d := p.Ranges[2]
