@@ -1,6 +1,8 @@
 package state_test
 
 import (
+	"bytes"
+	"io"
 	"runtime"
 	"testing"
 
@@ -171,4 +173,57 @@ func BenchmarkUndecided(b *testing.B) {
 	for b.Loop() {
 		l.s.Undecided(func(state.PartitionID) bool { b.Fatal("all are open"); return false })
 	}
+}
+
+// million is a state of a million ranges in 1,000 partitions, 200 to an object.
+func million(b *testing.B) *state.State {
+	const partitions, groups = 1_000, 5
+	l := newLoad(b, partitions)
+	all := l.ranges
+	for round := range 1_000_000 / partitions {
+		for g := range groups {
+			l.ranges = all[g*partitions/groups : (g+1)*partitions/groups]
+			if err := l.s.Apply(l.decide(b, l.advance(round == 0))); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	return l.s
+}
+
+// BenchmarkSnapshot writes and reads the snapshot of a million ranges. Hashes of
+// real ranges differ, which the format's size does not depend on.
+func BenchmarkSnapshot(b *testing.B) {
+	s := million(b)
+	var buf bytes.Buffer
+	e, err := s.Encode(&buf)
+	if err != nil {
+		b.Fatal(err)
+	}
+	perRange := float64(e.Size) / float64(s.RangeCount())
+	b.Run("encode", func(b *testing.B) {
+		b.ReportAllocs()
+		b.SetBytes(e.Size)
+		for b.Loop() {
+			if _, err := s.Encode(io.Discard); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(perRange, "B/range")
+	})
+	b.Run("decode", func(b *testing.B) {
+		b.ReportAllocs()
+		b.SetBytes(e.Size)
+		for b.Loop() {
+			if _, err := state.Decode(bytes.NewReader(buf.Bytes())); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("clone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			s.Clone()
+		}
+	})
 }

@@ -99,3 +99,19 @@ func TestGoldenLog(t *testing.T) {
 	assert.Equal(t, int64(3), ranges[0].GetObject().GetSequence())
 	assert.Equal(t, "52b5", fmt.Sprintf("%x", ranges[2].GetEndChainHash()[:2]))
 }
+
+// A snapshot that was once written is read by every later version, as the state
+// of the golden log; this version still writes the same bytes.
+func TestGoldenSnapshot(t *testing.T) {
+	path := filepath.Join("testdata", "snapshot-v1.hex")
+	s := goldenLog(t).replay()
+	if *update {
+		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "%x\n", encode(t, s)), 0o644))
+	}
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	b, err := hex.DecodeString(string(bytes.TrimSpace(text)))
+	require.NoError(t, err)
+	assert.Equal(t, s.Digest(), decode(t, b).Digest())
+	assert.Equal(t, b, encode(t, s))
+}
