@@ -73,7 +73,7 @@ func (l *Log) Append(ctx context.Context, g Guard, entries []*metadatav1.Entry) 
 	unknown := false
 	wait := 10 * time.Millisecond
 	for attempts := 1; ; attempts++ {
-		resp, err := l.commit(ctx, conditions, then, otherwise)
+		resp, err := l.commit(ctx, "append", conditions, then, otherwise)
 		switch {
 		case err == nil && resp.Succeeded:
 			return Appended{End: end, Attempts: attempts}, nil
@@ -99,12 +99,12 @@ func (l *Log) Append(ctx context.Context, g Guard, entries []*metadatav1.Entry) 
 }
 
 // commit sends the transaction once.
-func (l *Log) commit(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+func (l *Log) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	attempt, cancel := context.WithTimeout(ctx, l.opts.AttemptTimeout)
 	defer cancel()
 	resp, err := l.kv.Txn(attempt).If(cmps...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {
-		l.opts.OnError("append", err)
+		l.opts.OnError(op, err)
 		return nil, err
 	}
 	if err := l.checkCluster(resp.Header); err != nil {
@@ -143,7 +143,7 @@ func (l *Log) judge(g Guard, base int64, writeID []byte, resp *clientv3.TxnRespo
 // before, and returns what is stored. An error leaves open whether value was;
 // claiming again finds out.
 func (l *Log) Claim(ctx context.Context, g Guard, value []byte) ([]byte, error) {
-	resp, err := l.commit(ctx,
+	resp, err := l.commit(ctx, "claim",
 		[]clientv3.Cmp{
 			clientv3.Compare(clientv3.CreateRevision(g.Key), "=", g.CreateRevision),
 			clientv3.Compare(clientv3.CreateRevision(l.claimKey()), "=", 0),

@@ -2,8 +2,8 @@
 //
 // The log is a dense sequence of entries. Below a key prefix, "log/<20 digits>"
 // holds the entry of that offset, "end" the log's end in decimal, "claim"
-// the identity that the log is to begin with, and "leader/…" the election of the
-// one replica that may append.
+// the identity that the log is to begin with, "start" where it begins now, and
+// "leader/…" the election of the one replica that may append.
 //
 // # Writing
 //
@@ -29,6 +29,13 @@
 //
 // Answers of another etcd cluster, entries of another incarnation, a hole and
 // an undecodable entry end the work with typed errors: nothing is skipped.
+//
+// # Trimming
+//
+// [Log.Trim] raises "start" and then deletes the entries below it, some at a
+// time, each transaction guarded as an append is; [Log.Compact] frees the space.
+// What of it was cut short the next trim completes. Whoever reads below the
+// start gets a [*TrimmedError]: a snapshot holds what was there.
 //
 // A Log is safe for concurrent use.
 package metalog

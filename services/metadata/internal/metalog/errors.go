@@ -63,6 +63,8 @@ func isRefusal(err error) bool {
 	return false
 }
 
+func isCompacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
+
 // unreachable names the act and tells apart the end of the caller's context.
 func unreachable(ctx context.Context, act string, err error) error {
 	if ctx.Err() != nil {

@@ -14,7 +14,8 @@ import (
 
 // Follow delivers what comes after the tail, in order and without a gap, each
 // entry once, the entries of one transaction in one call. It returns the error
-// of ctx, of fn, or one that is [Fatal]; everything else it repairs: a lost
+// of ctx, of fn, one that is [Fatal], or a [*TrimmedError] when what it has not
+// delivered yet was trimmed; everything else it repairs: a lost
 // connection, a compaction below the watch, a member without a leader, a watch
 // that left something out.
 //
@@ -30,7 +31,7 @@ func (l *Log) Follow(ctx context.Context, from Tail, fn func([]*metadatav1.Entry
 			return context.Cause(ctx)
 		case f.failed != nil:
 			return f.failed
-		case Fatal(err):
+		case Fatal(err), errors.As(err, new(*TrimmedError)):
 			return err
 		}
 		if f.tail != before {

@@ -2,10 +2,8 @@ package metalog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
@@ -21,7 +19,9 @@ const (
 
 // Load reads the log from the given offset to its end, page by page, as it was
 // at one revision, and calls fn for every entry in order. The returned tail is
-// where [Log.Follow] goes on. A log that ends below from is ErrRolledBack.
+// where [Log.Follow] goes on. A log that ends below from is ErrRolledBack, one
+// that begins above it a [*TrimmedError]; fn may have got entries by then, if the
+// log is trimmed while it is read.
 // An error of fn ends the load and is returned as it is.
 func (l *Log) Load(ctx context.Context, from int64, fn func(*metadatav1.Entry) error) (Tail, error) {
 	return l.load(ctx, from, func(es []*metadatav1.Entry) error {
@@ -44,11 +44,14 @@ func (l *Log) load(ctx context.Context, from int64, fn func([]*metadatav1.Entry)
 		if tail.End < next {
 			return Tail{}, fmt.Errorf("load from %d: %w: it ends at %d", next, ErrRolledBack, tail.End)
 		}
+		if next < tail.Start.Offset {
+			return Tail{}, fmt.Errorf("load: %w", &TrimmedError{Offset: next, Start: tail.Start})
+		}
 		next, err = l.loadAt(ctx, next, tail, fn)
 		switch {
 		case err == nil:
 			return tail, nil
-		case !errors.Is(err, rpctypes.ErrCompacted):
+		case !isCompacted(err):
 			return Tail{}, err
 		}
 		// Entries don't change, so what was read stays good: go on at a later

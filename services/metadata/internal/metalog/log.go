@@ -92,19 +92,34 @@ type Tail struct {
 	End int64
 	// Revision is etcd's revision at which End was the end.
 	Revision int64
+	// Start is where the log began at that revision.
+	Start Start
 }
 
-// Tail reads the log's end.
+// Tail reads the log's end, and its start.
 func (l *Log) Tail(ctx context.Context) (Tail, error) {
-	resp, err := l.get(ctx, "read end", l.endKey())
+	attempt, cancel := context.WithTimeout(ctx, l.opts.AttemptTimeout)
+	defer cancel()
+	resp, err := l.kv.Txn(attempt).Then(clientv3.OpGet(l.endKey()), clientv3.OpGet(l.startKey())).Commit()
+	if err != nil {
+		l.opts.OnError("read end", err)
+		return Tail{}, unreachable(ctx, "read end", err)
+	}
+	if err := l.checkCluster(resp.Header); err != nil {
+		return Tail{}, err
+	}
+	end, err := parseEnd(resp.Responses[0].GetResponseRange().GetKvs())
 	if err != nil {
 		return Tail{}, err
 	}
-	end, err := parseEnd(resp.Kvs)
+	start, err := parseStart(resp.Responses[1].GetResponseRange().GetKvs())
 	if err != nil {
 		return Tail{}, err
 	}
-	return Tail{End: end, Revision: resp.Header.GetRevision()}, nil
+	if start.Offset > end {
+		return Tail{}, fmt.Errorf("%w: it begins at %d and ends at %d", ErrRolledBack, start.Offset, end)
+	}
+	return Tail{End: end, Revision: resp.Header.GetRevision(), Start: start}, nil
 }
 
 // get is one linearizable read with the attempt's deadline.
@@ -143,12 +158,20 @@ func parseEnd(kvs []*mvccpb.KeyValue) (int64, error) {
 	return end, nil
 }
 
-// decode reads an entry and checks that it belongs to its key.
-func (l *Log) decode(kv *mvccpb.KeyValue) (*metadatav1.Entry, error) {
-	text, ok := strings.CutPrefix(string(kv.Key), l.entryPrefix())
+func (l *Log) entryOffset(key []byte) (int64, error) {
+	text, ok := strings.CutPrefix(string(key), l.entryPrefix())
 	offset, err := strconv.ParseInt(text, 10, 64)
 	if !ok || err != nil || len(text) != 20 {
-		return nil, fmt.Errorf("%w: key %q", ErrDamaged, kv.Key)
+		return 0, fmt.Errorf("%w: key %q", ErrDamaged, key)
+	}
+	return offset, nil
+}
+
+// decode reads an entry and checks that it belongs to its key.
+func (l *Log) decode(kv *mvccpb.KeyValue) (*metadatav1.Entry, error) {
+	offset, err := l.entryOffset(kv.Key)
+	if err != nil {
+		return nil, err
 	}
 	e := new(metadatav1.Entry)
 	if err := proto.Unmarshal(kv.Value, e); err != nil {
