@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -14,6 +15,7 @@ import (
 	"github.com/braidlog/braid/pkg/rpcerr"
 	"github.com/braidlog/braid/pkg/walobject"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	remotelogv1 "github.com/braidlog/braid/proto/gen/go/braid/remotelog/v1"
 	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
 	"github.com/braidlog/braid/services/rlm/internal/fetcher"
@@ -86,43 +88,67 @@ func (s *Server) ReadRangeFooters(ctx context.Context, r *remotelogv1.ReadRangeF
 	if r.GetPartition().GetTopicId() == "" {
 		return nil, invalid("partition", "is missing")
 	}
+	objects, wanted, err := s.footersWanted(r)
+	if err != nil {
+		return nil, err
+	}
 	resp := &remotelogv1.ReadRangeFootersResponse{Footers: make([]*storagev1.RangeFooter, len(r.GetRanges()))}
-	known := make(map[string]*storagev1.CombinedObjectFooter)
-	size := 0
-	for i, loc := range r.GetRanges() {
-		if err := walobject.CheckRef(loc.GetObject()); err != nil {
-			return nil, invalid(fmt.Sprintf("ranges[%d].object", i), "%v", err)
-		}
-		if loc.GetObjectSizeBytes() < 1 {
-			return nil, invalid(fmt.Sprintf("ranges[%d].object_size_bytes", i), "%d is not 1 or more", loc.GetObjectSizeBytes())
-		}
-		name := walobject.Name(s.cfg.ClusterID, loc.GetObject())
-		footer := known[name]
-		if footer == nil {
-			var err error
-			if footer, err = s.deps.Fetcher.Footer(ctx, name, loc.GetObjectSizeBytes()); err != nil {
-				if errors.Is(err, fetcher.ErrNotFound) {
-					return nil, notFound("object", name, err)
-				}
-				return nil, mapError(err)
+	var size atomic.Int64
+	err = s.deps.Fetcher.Footers(ctx, objects, func(o int, footer *storagev1.CombinedObjectFooter) error {
+		for _, i := range wanted[o] {
+			f := rangeFooter(footer, r.GetPartition(), r.GetRanges()[i].GetBaseOffset())
+			if f == nil {
+				return notFound("range", fmt.Sprintf("%s/%d at offset %d in %s", r.GetPartition().GetTopicId(), r.GetPartition().GetPartition(), r.GetRanges()[i].GetBaseOffset(), objects[o].Name), nil)
 			}
-			known[name] = footer
-		}
-		for _, f := range footer.GetRanges() {
-			if f.GetRange().GetBaseOffset() == loc.GetBaseOffset() && proto.Equal(f.GetRange().GetPartition(), r.GetPartition()) {
-				resp.Footers[i] = f
-				break
+			if size.Add(int64(proto.Size(f))) > int64(s.cfg.MaxResponseBytes) {
+				return rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, "ReadRangeFooters",
+					"bytes of response; ask for fewer ranges", int64(s.cfg.MaxResponseBytes), 0)
 			}
+			resp.Footers[i] = f // no other object has this index
 		}
-		if resp.Footers[i] == nil {
-			return nil, notFound("range", fmt.Sprintf("%s/%d at offset %d in %s", r.GetPartition().GetTopicId(), r.GetPartition().GetPartition(), loc.GetBaseOffset(), name), nil)
-		}
-		if size += proto.Size(resp.Footers[i]); size > s.cfg.MaxResponseBytes {
-			return nil, rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, "ReadRangeFooters",
-				"bytes of response; ask for fewer ranges", int64(s.cfg.MaxResponseBytes), 0)
-		}
+		return nil
+	})
+	if absent := (*fetcher.NotFoundError)(nil); errors.As(err, &absent) {
+		return nil, notFound("object", absent.Object, err)
+	}
+	if err != nil {
+		return nil, mapError(err)
 	}
 	return resp, nil
+}
+
+// footersWanted checks the ranges asked for and sorts them by object: wanted are
+// the indices of each object's.
+func (s *Server) footersWanted(r *remotelogv1.ReadRangeFootersRequest) (objects []fetcher.Object, wanted [][]int, err error) {
+	place := make(map[fetcher.Object]int)
+	for i, loc := range r.GetRanges() {
+		if err := walobject.CheckRef(loc.GetObject()); err != nil {
+			return nil, nil, invalid(fmt.Sprintf("ranges[%d].object", i), "%v", err)
+		}
+		if loc.GetObjectSizeBytes() < 1 {
+			return nil, nil, invalid(fmt.Sprintf("ranges[%d].object_size_bytes", i), "%d is not 1 or more", loc.GetObjectSizeBytes())
+		}
+		o := fetcher.Object{Name: walobject.Name(s.cfg.ClusterID, loc.GetObject()), Size: loc.GetObjectSizeBytes()}
+		at, ok := place[o]
+		if !ok {
+			at = len(objects)
+			place[o] = at
+			objects, wanted = append(objects, o), append(wanted, nil)
+		}
+		wanted[at] = append(wanted[at], i)
+	}
+	return objects, wanted, nil
+}
+
+// rangeFooter finds the part of a footer that is about one range; nil when there
+// is none.
+func rangeFooter(footer *storagev1.CombinedObjectFooter, partition *logv1.TopicIdPartition, base int64) *storagev1.RangeFooter {
+	for _, f := range footer.GetRanges() {
+		if f.GetRange().GetBaseOffset() == base && proto.Equal(f.GetRange().GetPartition(), partition) {
+			return f
+		}
+	}
+	return nil
 }
 
 // peerName is who calls, as far as the connection tells.

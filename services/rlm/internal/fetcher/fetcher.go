@@ -39,6 +39,21 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("fetcher: %d bytes pinned by %s, the limit is %d", e.Actual, e.Scope, e.Limit)
 }
 
+// NotFoundError names the object that is not there. It matches [ErrNotFound].
+type NotFoundError struct {
+	Object string
+	// Err is the store's error.
+	Err error
+}
+
+// Error implements error.
+func (e *NotFoundError) Error() string {
+	return fmt.Sprintf("fetcher: object %s not found: %v", e.Object, e.Err)
+}
+
+// Unwrap returns the kind and the cause.
+func (e *NotFoundError) Unwrap() []error { return []error{ErrNotFound, e.Err} }
+
 // DamageError says where an object is damaged. It matches [ErrDamaged].
 type DamageError struct {
 	// Object is its name.
@@ -101,10 +116,12 @@ type Fetcher struct {
 	pinned  int64
 }
 
-// key names a block.
+// key names a block, or with a tail the last so many bytes of an object of a
+// size.
 type key struct {
-	object string
-	index  int64
+	object     string
+	index      int64
+	tail, size int64
 }
 
 // block is a part of an object. It is immutable.
@@ -161,7 +178,7 @@ func (f *Fetcher) Read(ctx context.Context, peer, object string, position, lengt
 		return fmt.Errorf("fetcher: bytes [%d, +%d) of an object", position, length)
 	}
 	for end := position + length; position < end; {
-		k := key{object, position / f.cfg.BlockBytes}
+		k := key{object: object, index: position / f.cfg.BlockBytes}
 		b, err := f.block(ctx, k)
 		if err != nil {
 			return err
@@ -215,6 +232,11 @@ func (f *Fetcher) serve(peer string, b *block, piece []byte, fn func([]byte) err
 
 // block returns a block from the cache, or waits for the one GET of it.
 func (f *Fetcher) block(ctx context.Context, k key) (*block, error) {
+	return f.share(ctx, k, f.fetch)
+}
+
+// share returns what get fetches, once for all who want it at the same time.
+func (f *Fetcher) share(ctx context.Context, k key, get func(context.Context, key) (*block, error)) (*block, error) {
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -235,7 +257,7 @@ func (f *Fetcher) block(ctx context.Context, k key) (*block, error) {
 		go func() {
 			defer f.work.Done()
 			defer cancel()
-			f.run(fetchCtx, k, fl)
+			f.run(fetchCtx, k, fl, get)
 		}()
 	} else {
 		f.metrics.shared(ctx)
@@ -260,16 +282,17 @@ func (f *Fetcher) block(ctx context.Context, k key) (*block, error) {
 	return nil, context.Cause(ctx)
 }
 
-// run fetches a block and hands it to the waiters and the cache.
-func (f *Fetcher) run(ctx context.Context, k key, fl *flight) {
-	b, err := f.fetch(ctx, k)
+// run fetches a block and hands it to the waiters and, unless it is an object's
+// end, to the cache.
+func (f *Fetcher) run(ctx context.Context, k key, fl *flight, get func(context.Context, key) (*block, error)) {
+	b, err := get(ctx, k)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fl.block, fl.err = b, err
 	if f.flights[k] == fl {
 		delete(f.flights, k)
 	}
-	if err == nil && !f.closed {
+	if err == nil && !f.closed && k.tail == 0 {
 		f.cache.put(k, b)
 	}
 	close(fl.done)
@@ -356,7 +379,7 @@ func damage(object string, data []byte) (bad []DamageError) {
 func (f *Fetcher) mapError(ctx context.Context, object string, err error) error {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
-		return fmt.Errorf("%w: %w", ErrNotFound, err)
+		return &NotFoundError{Object: object, Err: err}
 	case errors.Is(context.Cause(f.ctx), ErrClosed):
 		return ErrClosed
 	case errors.Is(err, objstore.ErrRange), errors.Is(err, objstore.ErrCorrupt):

@@ -353,6 +353,80 @@ func TestFootersAreReadFromTheEnd(t *testing.T) {
 	require.ErrorIs(t, err, fetcher.ErrNotFound)
 }
 
+// A store in the cloud takes its time: a hundred footers must not take a hundred
+// times as long as one, whoever else asks for them.
+func TestManyFootersAreReadAtOnce(t *testing.T) {
+	const latency = 50 * time.Millisecond
+	for name, block := range map[string]int64{"as whole objects": 1 << 20, "as ends of objects": 1 << 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := start(t, func(c *fetcher.Config) { c.BlockBytes, c.MaxFetches = block, 32 })
+				defer x.f.Close()
+				var objects []fetcher.Object
+				for seq := range int64(100) {
+					o := x.object(1+seq, 1+int(seq)%7)
+					objects = append(objects, fetcher.Object{Name: o.Name, Size: o.Size})
+				}
+				x.faults.Set(decorate.Fault{Op: objstore.OpRead, Latency: latency, NoError: true, Count: -1})
+				begin := time.Now()
+				var wg sync.WaitGroup
+				for range 2 {
+					wg.Go(func() {
+						footers := make([]*storagev1.CombinedObjectFooter, len(objects))
+						err := x.f.Footers(t.Context(), objects, func(i int, f *storagev1.CombinedObjectFooter) error {
+							footers[i] = f
+							return nil
+						})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						for i, f := range footers {
+							if len(f.GetRanges()) != 1+i%7 || f.GetObject().GetSequence() != int64(1+i) {
+								t.Errorf("footer %d is of object %d", i, f.GetObject().GetSequence())
+							}
+						}
+					})
+				}
+				wg.Wait()
+				took := time.Since(begin)
+				t.Logf("%d footers in %v of virtual time, each takes %v", len(objects), took, latency)
+				require.LessOrEqual(t, took, 7*latency, "16 at a time")
+				require.Equal(t, len(objects), x.faults.Calls(objstore.OpRead), "one GET each, for both who ask")
+			})
+		})
+	}
+}
+
+func TestTheFirstErrorEndsFooters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := start(t, nil)
+		defer x.f.Close()
+		good := x.object(1, 2)
+		objects := []fetcher.Object{{Name: good.Name, Size: good.Size}, {Name: "nothing", Size: 100}}
+		for i := range int64(50) {
+			o := x.object(2+i, 1)
+			objects = append(objects, fetcher.Object{Name: o.Name, Size: o.Size})
+		}
+		x.faults.Set(decorate.Fault{Op: objstore.OpRead, Latency: time.Second, NoError: true, Count: -1})
+		err := x.f.Footers(t.Context(), objects, func(int, *storagev1.CombinedObjectFooter) error { return nil })
+		var absent *fetcher.NotFoundError
+		require.ErrorAs(t, err, &absent)
+		require.ErrorIs(t, err, fetcher.ErrNotFound)
+		require.Equal(t, "nothing", absent.Object)
+		synctest.Wait()
+		require.LessOrEqual(t, x.faults.Calls(objstore.OpRead), 4, "nothing is fetched for a lost case")
+
+		err = x.f.Footers(t.Context(), objects[:1], func(int, *storagev1.CombinedObjectFooter) error { return io.ErrUnexpectedEOF })
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		other := x.object(99, 1)
+		err = x.f.Footers(ctx, []fetcher.Object{{Name: other.Name, Size: other.Size}}, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
 func TestCloseEndsReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := start(t, nil)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/braidlog/braid/pkg/walobject"
 	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
 )
@@ -25,7 +27,7 @@ func (f *Fetcher) Footer(ctx context.Context, object string, size int64) (*stora
 		return nil, &DamageError{Object: object, Length: size, Offset: -1, Err: fmt.Errorf("an object of %d bytes has no footer", size)}
 	}
 	f.mu.Lock()
-	closed, b := f.closed, f.cache.get(key{object, 0})
+	closed, b := f.closed, f.cache.get(key{object: object})
 	f.mu.Unlock()
 	if closed {
 		return nil, ErrClosed
@@ -35,7 +37,7 @@ func (f *Fetcher) Footer(ctx context.Context, object string, size int64) (*stora
 		return f.decode(object, b.data, size)
 	}
 	if size <= min(smallObject, f.cfg.BlockBytes) {
-		b, err := f.block(ctx, key{object, 0})
+		b, err := f.block(ctx, key{object: object})
 		if err != nil {
 			return nil, err
 		}
@@ -68,25 +70,52 @@ func (f *Fetcher) decode(object string, tail []byte, size int64) (*storagev1.Com
 	return footer, nil
 }
 
-// tail reads the last n bytes of an object.
-func (f *Fetcher) tail(caller context.Context, object string, size, n int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(caller, f.cfg.ReadTimeout)
-	defer cancel()
-	stop := context.AfterFunc(f.ctx, cancel)
-	defer stop()
-	select {
-	case f.slots <- struct{}{}:
-		defer func() { <-f.slots }()
-	case <-ctx.Done():
-		return nil, f.mapError(ctx, object, context.Cause(ctx))
-	}
-	f.metrics.miss(ctx)
-	buf := make([]byte, n)
-	if _, err := f.store.ReadRange(ctx, object, size-n, buf); err != nil {
-		if caller.Err() != nil {
-			return nil, context.Cause(caller)
+// tail reads the last n bytes of an object, with one GET for all who want them
+// at the same time.
+func (f *Fetcher) tail(ctx context.Context, object string, size, n int64) ([]byte, error) {
+	b, err := f.share(ctx, key{object: object, tail: n, size: size}, func(ctx context.Context, _ key) (*block, error) {
+		select {
+		case f.slots <- struct{}{}:
+			defer func() { <-f.slots }()
+		case <-ctx.Done():
+			return nil, f.mapError(ctx, object, context.Cause(ctx))
 		}
-		return nil, f.mapError(ctx, object, err)
+		buf := make([]byte, n)
+		if _, err := f.store.ReadRange(ctx, object, size-n, buf); err != nil {
+			return nil, f.mapError(ctx, object, err)
+		}
+		return &block{data: buf}, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	return buf, nil
+	return b.data, nil
+}
+
+// Object names an object and says how large it is.
+type Object struct {
+	Name string
+	Size int64
+}
+
+// Footers calls fn with the footer of each object, which are to differ; i is the
+// object's index. Footers are read at the same time, as many as half of the GETs
+// that may run, and fn is called from several goroutines in any order. The first
+// error, also of fn, ends the rest and is returned.
+func (f *Fetcher) Footers(ctx context.Context, objects []Object, fn func(i int, footer *storagev1.CombinedObjectFooter) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(1, f.cfg.MaxFetches/2)) // leave something to the readers
+	for i, o := range objects {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			footer, err := f.Footer(ctx, o.Name, o.Size)
+			if err != nil {
+				return err
+			}
+			return fn(i, footer)
+		})
+	}
+	return g.Wait()
 }
