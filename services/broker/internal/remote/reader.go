@@ -8,6 +8,7 @@ import (
 	"io"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -152,42 +153,53 @@ func verify(data []byte, rg *Located, epochs record.Epochs) error {
 	return nil
 }
 
-// maxFooters is how many footers one call may ask for.
-const maxFooters = 256
+// Footers are asked for in calls of this many, so many at once. A manager reads
+// the objects of a call at the same time; several calls spread the work over the
+// managers of the zone.
+const (
+	footersPerCall = 64
+	footerCalls    = 4
+)
 
 // Footers returns what the objects say of ranges of one partition, in their
 // order.
 func (r *Reader) Footers(ctx context.Context, id *logv1.TopicIdPartition, ranges []Range) ([]*storagev1.RangeFooter, error) {
-	var out []*storagev1.RangeFooter
-	for len(ranges) > 0 {
-		page := ranges[:min(len(ranges), maxFooters)]
-		ranges = ranges[len(page):]
-		req := &remotelogv1.ReadRangeFootersRequest{Partition: id}
-		for i := range page {
-			req.Ranges = append(req.Ranges, &remotelogv1.RangeLocation{Object: page[i].Object(), ObjectSizeBytes: page[i].ObjectSize, BaseOffset: page[i].Base})
-		}
-		err := r.each(ctx, page[0].ObjectString(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
-			req.ClusterId = clusterID
-			resp, err := c.ReadRangeFooters(ctx, req)
-			if err != nil {
-				return fmt.Errorf("read range footers: %w", err)
-			}
-			if len(resp.GetFooters()) != len(page) {
-				return &DamageError{Range: page[0], Reason: fmt.Errorf("%d of %d footers came", len(resp.GetFooters()), len(page))}
-			}
-			for i, f := range resp.GetFooters() {
-				if d := f.GetRange(); d.GetBaseOffset() != page[i].Base || d.GetEndOffset() != page[i].End {
-					return &DamageError{Range: page[i], Reason: fmt.Errorf("its footer is of [%d, %d)", d.GetBaseOffset(), d.GetEndOffset())}
-				}
-			}
-			out = append(out, resp.GetFooters()...)
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
+	out := make([]*storagev1.RangeFooter, len(ranges))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(footerCalls)
+	for first := 0; first < len(ranges); first += footersPerCall {
+		end := min(first+footersPerCall, len(ranges))
+		g.Go(func() error { return r.footers(ctx, id, ranges[first:end], out[first:end]) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
 	}
 	return out, nil
+}
+
+// footers fills out with the footers of ranges.
+func (r *Reader) footers(ctx context.Context, id *logv1.TopicIdPartition, ranges []Range, out []*storagev1.RangeFooter) error {
+	req := &remotelogv1.ReadRangeFootersRequest{Partition: id}
+	for i := range ranges {
+		req.Ranges = append(req.Ranges, &remotelogv1.RangeLocation{Object: ranges[i].Object(), ObjectSizeBytes: ranges[i].ObjectSize, BaseOffset: ranges[i].Base})
+	}
+	return r.each(ctx, ranges[0].ObjectString(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
+		req.ClusterId = clusterID
+		resp, err := c.ReadRangeFooters(ctx, req)
+		if err != nil {
+			return fmt.Errorf("read range footers: %w", err)
+		}
+		if len(resp.GetFooters()) != len(ranges) {
+			return &DamageError{Range: ranges[0], Reason: fmt.Errorf("%d of %d footers came", len(resp.GetFooters()), len(ranges))}
+		}
+		for i, f := range resp.GetFooters() {
+			if d := f.GetRange(); d.GetBaseOffset() != ranges[i].Base || d.GetEndOffset() != ranges[i].End {
+				return &DamageError{Range: ranges[i], Reason: fmt.Errorf("its footer is of [%d, %d)", d.GetBaseOffset(), d.GetEndOffset())}
+			}
+		}
+		copy(out, resp.GetFooters())
+		return nil
+	})
 }
 
 // each tries remote-log managers, best first, until one answers. What one says

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -18,8 +19,10 @@ import (
 	"github.com/braidlog/braid/pkg/chainhash"
 	"github.com/braidlog/braid/pkg/lineage"
 	"github.com/braidlog/braid/pkg/record"
+	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	remotelogv1 "github.com/braidlog/braid/proto/gen/go/braid/remotelog/v1"
+	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
 	"github.com/braidlog/braid/services/broker/internal/cluster"
 	"github.com/braidlog/braid/services/broker/internal/remote"
 	"github.com/braidlog/braid/services/broker/internal/rlmpool"
@@ -53,7 +56,7 @@ func (m *manager) ReadWal(req *remotelogv1.ReadWalRequest, s grpc.ServerStreamin
 }
 
 // network starts managers r:1, r:2… in zone a and returns a reader of that zone.
-func network(t *testing.T, cache int64, managers ...*manager) *remote.Reader {
+func network[M remotelogv1.RemoteLogServiceServer](t *testing.T, cache int64, managers ...M) *remote.Reader {
 	t.Helper()
 	listeners := map[string]*bufconn.Listener{}
 	img := &metadatav1.MetadataImage{Position: &metadatav1.MetadataPosition{Offset: 1}, Cluster: &metadatav1.GetClusterResponse{ClusterId: "c"}}
@@ -193,6 +196,50 @@ func TestWaysNotToGetBytesStayApart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// chorus answers for footers only when several calls are there at once.
+type chorus struct {
+	remotelogv1.UnimplementedRemoteLogServiceServer
+	singers *sync.WaitGroup
+	sizes   chan int
+}
+
+func (c *chorus) ReadRangeFooters(_ context.Context, req *remotelogv1.ReadRangeFootersRequest) (*remotelogv1.ReadRangeFootersResponse, error) {
+	c.sizes <- len(req.GetRanges())
+	c.singers.Done()
+	c.singers.Wait()
+	resp := &remotelogv1.ReadRangeFootersResponse{}
+	for _, l := range req.GetRanges() {
+		resp.Footers = append(resp.Footers, &storagev1.RangeFooter{Range: &logv1.RangeDescriptor{BaseOffset: l.GetBaseOffset(), EndOffset: l.GetBaseOffset() + 10}})
+	}
+	return resp, nil
+}
+
+func TestFootersAreAskedForInSeveralCallsAtOnce(t *testing.T) {
+	var singers sync.WaitGroup
+	singers.Add(4)
+	c := &chorus{singers: &singers, sizes: make(chan int, 4)}
+	var ranges []remote.Range
+	for i := range int64(250) {
+		ranges = append(ranges, remote.Range{Base: 10 * i, End: 10*i + 10, ObjectSize: 1000, Incarnation: 7, RLMEpoch: 1, Sequence: i + 1, Attempt: 1})
+	}
+	footers, err := network(t, 0, c, c).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	require.NoError(t, err)
+	require.Len(t, footers, len(ranges))
+	for i, f := range footers {
+		require.Equal(t, ranges[i].Base, f.GetRange().GetBaseOffset())
+	}
+	sum := 0
+	for range 4 {
+		n := <-c.sizes
+		require.LessOrEqual(t, n, 256, "a manager takes no more")
+		sum += n
+	}
+	require.Equal(t, len(ranges), sum)
+
+	_, err = network(t, 0, &manager{}).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	require.ErrorIs(t, err, remote.ErrUnavailable)
 }
 
 func TestRangeList(t *testing.T) {
