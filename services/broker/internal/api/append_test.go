@@ -216,6 +216,7 @@ func TestRefusalsOfThePartitionCarryTheirFacts(t *testing.T) {
 		{&replica.UnavailableError{Reason: replica.NotReady, Message: "not yet"}, "NOT_READY", codes.Unavailable, nil, true},
 		{replica.ErrStopped, "DRAINING", codes.Unavailable, nil, true},
 		{&replica.PipelineBrokenError{Err: &replica.OutcomeUnknownError{Base: 1, End: 2}}, "NOT_LEADER", codes.Aborted, nil, false},
+		{&replica.PipelineBrokenError{Err: &replica.FencedEpochError{Expected: 3, Current: 4}}, "NOT_LEADER", codes.Aborted, map[string]string{"leader_epoch": "4"}, false},
 		{&replica.OutcomeUnknownError{Base: 10, End: 12, Leadership: leads, Levels: []partition.Level{partition.Leader}}, "OUTCOME_UNKNOWN", codes.Unavailable,
 			map[string]string{"base_offset": "10", "end_offset": "12", "incarnation": "523934722", "leader_epoch": "4", "levels": "LEADER"}, false},
 	}

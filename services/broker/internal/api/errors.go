@@ -53,6 +53,7 @@ func appendError(t target, err error) *rpcerr.Error {
 	var (
 		broken      *replica.PipelineBrokenError
 		unknown     *replica.OutcomeUnknownError
+		over        *replica.FencedEpochError
 		large       *replica.BatchTooLargeError
 		invalid     *replica.InvalidBatchError
 		unreachable *replica.LevelUnreachableError
@@ -66,6 +67,10 @@ func appendError(t target, err error) *rpcerr.Error {
 	case errors.As(err, &broken) && errors.As(broken.Err, &unknown):
 		// The facts are those of an earlier append: of this one nothing was stored.
 		return rpcerr.NotLeader(t.String(), rpcerr.Leader{}).WithCause(err)
+	case errors.As(err, &broken) && errors.As(broken.Err, &over):
+		// The caller named no epoch, its stream is bound to one that is over:
+		// another stream, to whoever leads now, is the remedy.
+		return rpcerr.NotLeader(t.String(), rpcerr.Leader{Epoch: over.Current}).WithCause(err)
 	case errors.As(err, &unknown):
 		e := rpcerr.OutcomeUnknown(t.String(), unknown.Base, unknown.End,
 			unknown.Leadership.Incarnation, unknown.Leadership.LeaderEpoch, levelNames(unknown.Levels))
