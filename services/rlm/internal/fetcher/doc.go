@@ -9,7 +9,7 @@
 // others. When a block is a whole object, every range in it is verified against
 // the object's footer before a byte is served; a block that fails is fetched
 // once more, and damage that stays is an error only to those who read the
-// damaged range ([ErrDamaged]).
+// damaged range ([ErrDamaged]); after two seconds it is looked at again.
 //
 // An object that is absent ([ErrNotFound]) is told from a store that cannot say
 // so now ([ErrUnavailable]): the latter never becomes the former.

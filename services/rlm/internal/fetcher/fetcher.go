@@ -127,9 +127,19 @@ type key struct {
 // block is a part of an object. It is immutable.
 type block struct {
 	data []byte
-	// bad are ranges of a whole object that failed their checksum.
+	// bad are ranges of a whole object that failed their checksum, at the time
+	// it was fetched.
 	bad []DamageError
+	at  time.Time
 }
+
+// damageKept is how long a damaged block answers from the cache: damage may have
+// come from the way, and an object can be mended, but not every reader of the
+// damage shall cost GETs.
+const damageKept = 2 * time.Second
+
+// stale says that a block is to be fetched again.
+func (b *block) stale() bool { return len(b.bad) > 0 && time.Since(b.at) >= damageKept }
 
 // flight is a GET that is running.
 type flight struct {
@@ -242,7 +252,7 @@ func (f *Fetcher) share(ctx context.Context, k key, get func(context.Context, ke
 		f.mu.Unlock()
 		return nil, ErrClosed
 	}
-	if b := f.cache.get(k); b != nil {
+	if b := f.cache.get(k); b != nil && !b.stale() {
 		f.mu.Unlock()
 		f.metrics.hit(ctx)
 		return b, nil
@@ -311,7 +321,7 @@ func (f *Fetcher) fetch(ctx context.Context, k key) (*block, error) {
 		if err != nil {
 			return nil, f.mapError(ctx, k.object, err)
 		}
-		b := &block{data: data}
+		b := &block{data: data, at: time.Now()}
 		if k.index == 0 {
 			b.bad = damage(k.object, data)
 		}

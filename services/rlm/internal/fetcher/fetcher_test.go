@@ -297,6 +297,36 @@ func TestDamageIsReadAgainAndCostsOnePartition(t *testing.T) {
 	}))
 }
 
+// Damage is not kept for ever: what was mended, or damaged on the way only, is
+// served again without a restart.
+func TestDamageIsLookedAtAgainAfterAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := start(t, nil)
+		defer x.f.Close()
+		o := x.object(1, 3)
+		d := o.Ranges[1]
+		flip := func(content []byte) []byte {
+			content = bytes.Clone(content)
+			content[d.GetPosition()+70] ^= 4
+			return content
+		}
+		require.True(t, x.store.Tamper(o.Name, flip))
+		_, err := x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
+		require.ErrorIs(t, err, fetcher.ErrDamaged)
+		require.True(t, x.store.Tamper(o.Name, flip))
+		_, err = x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
+		require.ErrorIs(t, err, fetcher.ErrDamaged)
+		require.Equal(t, 2, x.faults.Calls(objstore.OpRead), "asked at once, it answers from the cache")
+		time.Sleep(3 * time.Second)
+		got, err := x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
+		require.NoError(t, err)
+		require.NoError(t, walobject.VerifyRange(d, got))
+		_, err = x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
+		require.NoError(t, err)
+		require.Equal(t, 3, x.faults.Calls(objstore.OpRead), "the good block took the place of the bad one")
+	})
+}
+
 type mending struct {
 	objstore.Store
 	before func()

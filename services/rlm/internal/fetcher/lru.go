@@ -31,16 +31,22 @@ func (l *lru) get(k key) *block {
 // that were not used for longest.
 func (l *lru) put(k key, b *block) {
 	n := int64(cap(b.data))
-	if n > l.limit || l.byKey[k] != nil {
+	if n > l.limit {
 		return
 	}
+	if old := l.byKey[k]; old != nil {
+		l.remove(old)
+	}
 	for l.size+n > l.limit {
-		last := l.order.Back()
-		c := last.Value.(*cached)
-		l.order.Remove(last)
-		delete(l.byKey, c.key)
-		l.size -= int64(cap(c.block.data))
+		l.remove(l.order.Back())
 	}
 	l.byKey[k] = l.order.PushFront(&cached{k, b})
 	l.size += n
+}
+
+func (l *lru) remove(e *list.Element) {
+	c := e.Value.(*cached)
+	l.order.Remove(e)
+	delete(l.byKey, c.key)
+	l.size -= int64(cap(c.block.data))
 }
