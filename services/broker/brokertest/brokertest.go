@@ -112,7 +112,7 @@ func Start(t testing.TB, o Options) *Instance {
 	if err != nil {
 		t.Fatalf("build: %v", err)
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
 	i.cancel = cancel
 	go func() {
 		defer close(i.done)
@@ -121,7 +121,7 @@ func Start(t testing.TB, o Options) *Instance {
 	t.Cleanup(func() {
 		cancel(context.Canceled)
 		<-i.done
-		stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		stop, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 		defer cancel()
 		_ = tel.Shutdown(stop)
 	})

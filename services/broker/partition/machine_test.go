@@ -343,7 +343,7 @@ func TestElectionsDepose(t *testing.T) {
 			}
 			_, _, err := m.Admit()
 			var refused *partition.NotActiveError
-			require.True(t, errors.As(err, &refused))
+			require.ErrorAs(t, err, &refused)
 		})
 	}
 	t.Run("removed for good", func(t *testing.T) {

@@ -128,7 +128,7 @@ func TestBadAppendsAreRefusedByNameAndNothingIsStored(t *testing.T) {
 		for _, c := range cases {
 			_, err := client.Append(t.Context(), c.req)
 			require.Error(t, err, c.name)
-			e := refused(t, err, c.reason)
+			e := refusal(t, err, c.reason)
 			require.Equal(t, c.code, e.Code, c.name)
 			for k, v := range c.facts {
 				require.Equal(t, v, e.Metadata[k], "%s: %s", c.name, k)
@@ -182,7 +182,7 @@ func bomb(t *testing.T) []byte {
 func TestAllBadFieldsAreNamedAtOnce(t *testing.T) {
 	run(t, 1, 1, nil, func(t *testing.T, w *world) {
 		_, err := w.client(1).Append(t.Context(), &brokerv1.AppendRequest{Partition: -3, Level: 17})
-		e := refused(t, err, "INVALID_FIELD")
+		e := refusal(t, err, "INVALID_FIELD")
 		var fields []string
 		for _, v := range e.Violations {
 			fields = append(fields, v.Field)
@@ -225,7 +225,7 @@ func TestRefusalsOfThePartitionCarryTheirFacts(t *testing.T) {
 		for _, c := range cases {
 			w.brokers[1].orders.refuse = func(replica.AppendInput) error { return c.err }
 			_, err := client.Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
-			e := refused(t, err, c.reason)
+			e := refusal(t, err, c.reason)
 			require.Equal(t, c.code, e.Code, "%v", err)
 			for k, v := range c.facts {
 				require.Equal(t, v, e.Metadata[k], "%s of %v", k, err)
@@ -255,7 +255,7 @@ func TestTheCallerLearnsTheOffsetsBeforeItsDeadline(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		_, err := w.client(1).Append(ctx, &brokerv1.AppendRequest{Topic: "orders", Records: values(3), Level: logv1.Level_LEVEL_OBJECT})
-		e := refused(t, err, "OUTCOME_UNKNOWN")
+		e := refusal(t, err, "OUTCOME_UNKNOWN")
 		require.Equal(t, rpcerr.Settle, rpcerr.React(err))
 		base, _ := e.Int("base_offset")
 		end, _ := e.Int("end_offset")
@@ -279,7 +279,7 @@ func TestBatchesThatWaitToBeWrittenAreBounded(t *testing.T) {
 		s := w.brokers[1].service
 		require.True(t, s.buffered.TryAcquire(16<<20-100))
 		_, err := w.client(1).Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Batches: batch(t, record.CodecNone, 1, 200)})
-		e := refused(t, err, "LIMIT_EXCEEDED")
+		e := refusal(t, err, "LIMIT_EXCEEDED")
 		require.Equal(t, codes.ResourceExhausted, e.Code)
 		require.Positive(t, e.RetryDelay)
 		require.Zero(t, w.brokers[1].orders.attempted)

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"errors"
 	"io"
 	"testing"
 	"testing/synctest"
@@ -60,7 +59,7 @@ func TestAnyBrokerTakesAnyCall(t *testing.T) {
 			m, err := produce.Recv()
 			require.NoError(t, err)
 			require.Equal(t, i+1, m.GetRequest())
-			require.EqualValues(t, 3+2*i, m.GetResult().GetBaseOffset())
+			require.Equal(t, int64(3+2*i), m.GetResult().GetBaseOffset())
 		}
 		_, err = produce.Recv()
 		require.ErrorIs(t, err, io.EOF)
@@ -100,7 +99,7 @@ func TestNoForwardIsAnsweredWithTheLeader(t *testing.T) {
 			},
 		}
 		for name, call := range calls {
-			e := refused(t, call(), "NOT_LEADER")
+			e := refusal(t, call(), "NOT_LEADER")
 			require.Equal(t, codes.Aborted, e.Code, name)
 			require.Equal(t, "2", e.Metadata["leader_id"], name)
 			require.Equal(t, brokerAddress(2), e.Metadata["leader_address"], name)
@@ -121,7 +120,7 @@ func TestForwardingNeverLoops(t *testing.T) {
 		}
 		client := w.client(1)
 		_, err := client.Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
-		e := refused(t, err, "NOT_LEADER")
+		e := refusal(t, err, "NOT_LEADER")
 		require.Equal(t, "3", e.Metadata["leader_id"], "the answer is that of the broker it was forwarded to")
 		_, err = client.ListOffsets(t.Context(), &brokerv1.ListOffsetsRequest{Topic: "orders", Spec: &brokerv1.ListOffsetsRequest_At{At: 1}})
 		refused(t, err, "NOT_LEADER")
@@ -151,7 +150,7 @@ func TestABrokerDoesNotForwardToItself(t *testing.T) {
 func TestWithoutALeaderNothingIsForwarded(t *testing.T) {
 	run(t, 3, 0, nil, func(t *testing.T, w *world) {
 		_, err := w.client(1).Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
-		e := refused(t, err, "NOT_LEADER")
+		e := refusal(t, err, "NOT_LEADER")
 		require.NotContains(t, e.Metadata, "leader_address")
 	})
 }
@@ -162,7 +161,7 @@ func TestTheLeadersRefusalIsPassedOnWhole(t *testing.T) {
 			return &replica.BacklogFullError{Scope: "partition", Limit: 100, Unuploaded: 99}
 		}
 		_, err := w.client(1).Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
-		e := refused(t, err, "BACKLOG_FULL")
+		e := refusal(t, err, "BACKLOG_FULL")
 		require.Equal(t, "99", e.Metadata["unuploaded"])
 		require.Equal(t, time.Second, e.RetryDelay)
 		require.NotEmpty(t, e.Quotas)
@@ -205,7 +204,7 @@ func TestALostAnswerOfTheLeaderIsAnUnknownOutcome(t *testing.T) {
 		cancel()
 		require.Error(t, leader.server.Stop(stopped), "the call is cut")
 		err := <-done
-		e := refused(t, err, "OUTCOME_UNKNOWN")
+		e := refusal(t, err, "OUTCOME_UNKNOWN")
 		require.NotContains(t, e.Metadata, "base_offset", "nobody knows it")
 		require.Equal(t, rpcerr.Settle, rpcerr.React(err))
 	})
@@ -220,7 +219,7 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 		_, err = follow.Recv()
 		require.NoError(t, err)
 		_, err = client.Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
-		require.Equal(t, codes.ResourceExhausted, refused(t, err, "LIMIT_EXCEEDED").Code)
+		require.Equal(t, codes.ResourceExhausted, refusal(t, err, "LIMIT_EXCEEDED").Code)
 		cancel()
 		_, err = follow.Recv()
 		require.Equal(t, codes.Canceled, status.Code(err))
@@ -284,7 +283,7 @@ func TestOldConnectionsAreClosed(t *testing.T) {
 		require.LessOrEqual(t, len(s.peers.conns), 2+spareConns+1)
 		require.NoError(t, s.Close())
 		_, err := s.peers.conn(brokerAddress(2), w.brokers[1].replicas)
-		require.True(t, errors.Is(err, replica.ErrStopped))
+		require.ErrorIs(t, err, replica.ErrStopped)
 	})
 }
 

@@ -295,6 +295,7 @@ type fakeIDs struct {
 	err   error
 }
 
+//nolint:revive // the generated interface's name
 func (f *fakeIDs) AllocateProducerIds(_ context.Context, in *metadatav1.AllocateProducerIdsRequest, _ ...grpc.CallOption) (*metadatav1.AllocateProducerIdsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -439,15 +440,21 @@ func (w *world) close() {
 		_ = c.Close()
 	}
 	for _, b := range w.brokers {
-		_ = b.server.Stop(context.Background()) //nolint:usetesting // outlives the test's context
-		<-b.served
+		_ = b.server.Stop(context.Background())
+		_ = <-b.served
 		_ = b.service.Close()
 	}
-	_ = w.tel.Shutdown(context.Background()) //nolint:usetesting // outlives the test's context
+	_ = w.tel.Shutdown(context.Background())
 }
 
-// refused checks an error's reason and gives it back.
-func refused(t *testing.T, err error, reason string) *rpcerr.Error {
+// refused checks an error's reason.
+func refused(t *testing.T, err error, reason string) {
+	t.Helper()
+	_ = refusal(t, err, reason)
+}
+
+// refusal checks an error's reason and gives it back.
+func refusal(t *testing.T, err error, reason string) *rpcerr.Error {
 	t.Helper()
 	require.Error(t, err)
 	e, ok := rpcerr.From(err)

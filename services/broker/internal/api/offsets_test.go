@@ -105,7 +105,7 @@ func TestAwaitDurabilityWaitsAsLongAsItMay(t *testing.T) {
 		req.EndOffset = 4
 		start := time.Now()
 		_, err = w.brokers[1].service.AwaitDurability(t.Context(), req) // the client gives 30 s to a call without a deadline
-		e := refused(t, err, "NOT_READY")
+		e := refusal(t, err, "NOT_READY")
 		require.Equal(t, rpcerr.Retry, rpcerr.React(e))
 		require.Equal(t, time.Minute, time.Since(start))
 
@@ -136,7 +136,7 @@ func TestAwaitDurabilityTellsWhatBecameOfRecords(t *testing.T) {
 		} {
 			w.brokers[1].orders.awaitErr = c.err
 			_, err := client.AwaitDurability(t.Context(), req)
-			e := refused(t, err, c.reason)
+			e := refusal(t, err, c.reason)
 			for k, v := range c.facts {
 				require.Equal(t, v, e.Metadata[k])
 			}
@@ -166,7 +166,7 @@ func TestWaitersAreBounded(t *testing.T) {
 		go func() { _, err := client.AwaitDurability(t.Context(), req); done <- err }()
 		synctest.Wait()
 		_, err := client.AwaitDurability(t.Context(), req)
-		e := refused(t, err, "LIMIT_EXCEEDED")
+		e := refusal(t, err, "LIMIT_EXCEEDED")
 		require.Positive(t, e.RetryDelay)
 		p.commit(1)
 		require.NoError(t, <-done)
@@ -238,7 +238,7 @@ func TestProducerEpochs(t *testing.T) {
 		require.Zero(t, resp.GetProducerEpoch())
 
 		_, err = client.InitProducer(t.Context(), &brokerv1.InitProducerRequest{ProducerId: int64(incarnation+1)<<32 | 5})
-		e := refused(t, err, "PRODUCER_FENCED")
+		e := refusal(t, err, "PRODUCER_FENCED")
 		require.Equal(t, codes.FailedPrecondition, e.Code)
 		require.Contains(t, e.Message, "InitProducer for a new id")
 

@@ -75,7 +75,7 @@ func TestTheFirstRefusalEndsThePipeline(t *testing.T) {
 			require.Equal(t, n, m.GetRequest())
 		}
 		_, err = stream.Recv()
-		e := refused(t, err, "SEQUENCE_GAP")
+		e := refusal(t, err, "SEQUENCE_GAP")
 		require.Equal(t, "3", e.Metadata["request"])
 		require.Equal(t, "4", e.Metadata["last_sequence"])
 		require.EqualValues(t, 2, p.end, "nothing behind the refused one was stored")
@@ -153,7 +153,7 @@ func TestAPipelineLosesItsLeadershipInTheMiddle(t *testing.T) {
 		p.set(func() { p.leader = 2 })
 		require.NoError(t, stream.Send(request(t, 2)))
 		_, err = stream.Recv()
-		e := refused(t, err, "NOT_LEADER")
+		e := refusal(t, err, "NOT_LEADER")
 		require.Equal(t, "2", e.Metadata["request"])
 		require.Equal(t, brokerAddress(2), e.Metadata["leader_address"])
 		require.Zero(t, w.brokers[2].orders.attempted, "a pipeline is never forwarded in the middle")
@@ -197,7 +197,7 @@ func TestAnUnknownOutcomeEndsThePipelineWithItsOffsets(t *testing.T) {
 			require.NoError(t, stream.Send(req))
 		}
 		_, err = stream.Recv()
-		e := refused(t, err, "OUTCOME_UNKNOWN")
+		e := refusal(t, err, "OUTCOME_UNKNOWN")
 		require.Equal(t, "1", e.Metadata["request"])
 		require.Equal(t, "0", e.Metadata["base_offset"])
 		require.Equal(t, "LEADER", e.Metadata["levels"])

@@ -217,7 +217,7 @@ func TestADrainEndsReadersBetweenTwoMessages(t *testing.T) {
 			for {
 				m, err := stream.Recv()
 				if err != nil {
-					require.Equal(t, codes.Unavailable, refused(t, err, "DRAINING").Code)
+					require.Equal(t, codes.Unavailable, refusal(t, err, "DRAINING").Code)
 					break
 				}
 				if r := m.GetRecords(); r != nil {
@@ -242,10 +242,10 @@ func TestOffsetsOutsideOfTheLogAreAnsweredWithItsBounds(t *testing.T) {
 			_, err = drain(stream)
 			return err
 		}
-		e := refused(t, read(&brokerv1.ReadRequest{Start: at(9)}), "EXPIRED")
+		e := refusal(t, read(&brokerv1.ReadRequest{Start: at(9)}), "EXPIRED")
 		require.Equal(t, codes.OutOfRange, e.Code)
 		require.Equal(t, map[string]string{"log_start": "10", "high_watermark": "20", "log_end": "20"}, e.Metadata)
-		e = refused(t, read(&brokerv1.ReadRequest{Start: at(21)}), "OFFSET_OUT_OF_RANGE")
+		e = refusal(t, read(&brokerv1.ReadRequest{Start: at(21)}), "OFFSET_OUT_OF_RANGE")
 		require.Equal(t, codes.OutOfRange, e.Code)
 		require.Equal(t, map[string]string{"log_start": "10", "high_watermark": "20", "log_end": "20"}, e.Metadata)
 		require.ErrorIs(t, read(&brokerv1.ReadRequest{Start: at(20)}), io.EOF, "the end is a fine place to begin")
@@ -265,7 +265,7 @@ func TestAnOffsetAboveTheHighWatermarkWaitsAndIsNeverOutOfRange(t *testing.T) {
 		stream, err := client.Read(t.Context(), &brokerv1.ReadRequest{Topic: "orders", Start: at(12)})
 		require.NoError(t, err)
 		_, err = drain(stream)
-		require.Equal(t, codes.Unavailable, refused(t, err, "NOT_READY").Code)
+		require.Equal(t, codes.Unavailable, refusal(t, err, "NOT_READY").Code)
 		require.Equal(t, 5*time.Second, time.Since(start))
 
 		time.AfterFunc(time.Second, func() { p.commit(12) })
@@ -287,7 +287,7 @@ func TestAReaderIsToldOfACut(t *testing.T) {
 			stream, err := client.Read(t.Context(), &brokerv1.ReadRequest{Topic: "orders", Start: at(15), LastLeadership: leadershipToProto(before)})
 			require.NoError(t, err)
 			_, err = drain(stream)
-			e := refused(t, err, "LOG_TRUNCATED")
+			e := refusal(t, err, "LOG_TRUNCATED")
 			require.Equal(t, codes.OutOfRange, e.Code)
 			require.Equal(t, "10", e.Metadata["fork_point"])
 		}
@@ -352,7 +352,7 @@ func TestBadReadsAreRefusedByField(t *testing.T) {
 			stream, err := client.Read(t.Context(), req)
 			require.NoError(t, err)
 			_, err = drain(stream)
-			require.Equal(t, codes.NotFound, refused(t, err, "UNKNOWN_TOPIC_OR_PARTITION").Code)
+			require.Equal(t, codes.NotFound, refusal(t, err, "UNKNOWN_TOPIC_OR_PARTITION").Code)
 		}
 	})
 }
@@ -389,7 +389,7 @@ func TestReadStreamsAreBounded(t *testing.T) {
 		stream, err := client.Read(t.Context(), &brokerv1.ReadRequest{Topic: "orders"})
 		require.NoError(t, err)
 		_, err = drain(stream)
-		e := refused(t, err, "LIMIT_EXCEEDED")
+		e := refusal(t, err, "LIMIT_EXCEEDED")
 		require.Equal(t, "2", e.Metadata["limit"])
 		_, err = client.Append(t.Context(), &brokerv1.AppendRequest{Topic: "orders", Records: values(1)})
 		require.NoError(t, err, "appends still work (field report B205)")

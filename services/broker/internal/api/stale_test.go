@@ -31,7 +31,7 @@ func TestAStaleLeaderNeverSaysThatRecordsAreGone(t *testing.T) {
 
 		// A position of a leadership that it has not heard of.
 		later := &logv1.Leadership{Incarnation: incarnation, LeaderEpoch: leads.LeaderEpoch + 1}
-		e := refused(t, read(&brokerv1.ReadRequest{Start: at(8), LastLeadership: later}), "UNKNOWN_LEADER_EPOCH")
+		e := refusal(t, read(&brokerv1.ReadRequest{Start: at(8), LastLeadership: later}), "UNKNOWN_LEADER_EPOCH")
 		require.Equal(t, codes.Unavailable, e.Code)
 		_, err := client.AwaitDurability(t.Context(), &brokerv1.AwaitDurabilityRequest{Topic: "orders", EndOffset: 8, Leadership: later, Level: logv1.Level_LEVEL_OBJECT})
 		refused(t, err, "UNKNOWN_LEADER_EPOCH")

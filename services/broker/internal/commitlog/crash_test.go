@@ -84,7 +84,10 @@ func (m *model) check(l *commitlog.Log, report commitlog.RecoveryReport) (*model
 		if err != nil {
 			return nil, err
 		}
-		for b := range record.Batches(c.Bytes) {
+		for b, err := range record.Batches(c.Bytes) {
+			if err != nil {
+				return nil, err
+			}
 			i := slices.IndexFunc(m.batches, func(w record.Batch) bool { return w.BaseOffset() == b.BaseOffset() })
 			if i < 0 || !bytes.Equal(m.batches[i], b) {
 				return nil, fmt.Errorf("other batch at %d", b.BaseOffset())

@@ -55,7 +55,7 @@ func TestASecondProcessIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "another process")
 	after, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Equal(t, len(before), len(after))
+	require.Len(t, after, len(before))
 
 	_, err = in.Write([]byte("\n"))
 	require.NoError(t, err)

@@ -112,7 +112,7 @@ func chainOf(batches []record.Batch) chainhash.Hash {
 
 func requireBatches(tb testing.TB, want, got []record.Batch) {
 	tb.Helper()
-	require.Equal(tb, len(want), len(got))
+	require.Len(tb, got, len(want))
 	for i := range want {
 		require.Equal(tb, []byte(want[i]), []byte(got[i]), "batch %d", i)
 	}

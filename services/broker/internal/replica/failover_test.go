@@ -2,7 +2,6 @@ package replica_test
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -113,7 +112,7 @@ func TestEmptyBrokerTakesOver(t *testing.T) {
 		require.Len(t, got, 12)
 		require.Equal(t, "last-0", got[10])
 		require.Equal(t, "p9/10-0", got[11])
-		require.EqualValues(t, 2, len(q.Offsets().Lineage))
+		require.Len(t, q.Offsets().Lineage, 2)
 
 		// The lost tail is told, not passed over (F16, H15).
 		lost := lineage.Leadership{Incarnation: incarnation, LeaderEpoch: 1}
@@ -156,8 +155,15 @@ func TestIdempotentAppendsWaitForTheProducerState(t *testing.T) {
 		require.Error(t, err)
 
 		done := make(chan replica.AppendResult, 1)
-		go func() { done <- mustAdd(t, p, sequenced(t, producerA, 0, 0, 2), partition.Object) }()
-		time.Sleep(3 * time.Second)
+		again := sequenced(t, producerA, 0, 0, 2)
+		go func() {
+			res, err := add(t, p, again, partition.Object)
+			if err != nil {
+				t.Error(err)
+			}
+			done <- res
+		}()
+		time.Sleep(3 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		s.bucket.mu.Lock()
 		s.bucket.fail = nil
 		s.bucket.mu.Unlock()
@@ -337,7 +343,7 @@ func TestRefusedRanges(t *testing.T) {
 			_, err = tickets[1].Wait(ctx)
 			var unknown *replica.OutcomeUnknownError
 			require.ErrorAs(t, err, &unknown)
-			require.True(t, errors.As(err, new(*replica.NotLeaderError)))
+			require.ErrorAs(t, err, new(*replica.NotLeaderError))
 			require.EqualValues(t, 4, r.ranges()[0].GetRange().GetEndOffset(), "both were in one range")
 		})
 	})

@@ -138,7 +138,7 @@ func TestDamageAboveTheObjectEndGivesThePartitionUp(t *testing.T) {
 		b := s.broker(1, fs)
 		p := b.leading(0)
 		s.world.closeRLM(1)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		res := mustAdd(t, p, batch(t, "x", 2), partition.Leader)
 		damage(t, fs, 70)
 		r.epoch = s.world.addRLM(1, "rlm:1", "a")
@@ -159,7 +159,7 @@ func TestNoLeaderAcksWithoutASession(t *testing.T) {
 		res := mustAdd(t, p, batch(t, "x", 1), partition.Leader)
 		require.Equal(t, []partition.Level{partition.Leader}, res.Levels[:1])
 		s.world.with(func() { s.world.silent = true })
-		time.Sleep(sessionTimeout + time.Second)
+		time.Sleep(sessionTimeout + time.Second) //nolint:forbidigo // virtual time inside a bubble
 		_, err := add(t, p, batch(t, "y", 1), partition.Leader)
 		var unavailable *replica.UnavailableError
 		require.ErrorAs(t, err, &unavailable)
@@ -323,7 +323,7 @@ func TestDrainUploadsAndEndsTheSession(t *testing.T) {
 		require.NoError(t, err)
 		drained := make(chan error, 1)
 		go func() { drained <- b.m.Drain(ctx) }()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		_, err = add(t, p, batch(t, "late", 1), partition.Leader)
 		require.ErrorIs(t, err, replica.ErrStopped)
 		r.up()
@@ -363,7 +363,7 @@ func TestReadsAndOffsets(t *testing.T) {
 		p := b.leading(0)
 		mustAdd(t, p, batch(t, "a", 3), partition.Object)
 		first := time.Now().UnixMilli()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // virtual time inside a bubble
 		mustAdd(t, p, batch(t, "b", 2), partition.Object)
 		second := time.Now().UnixMilli()
 		ctx := t.Context()
@@ -397,7 +397,7 @@ func TestReadsAndOffsets(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		require.ErrorAs(t, p.WaitVisible(short, 5), new(*replica.UnavailableError))
-		go func() { time.Sleep(time.Second); r.up() }()
+		go func() { time.Sleep(time.Second); r.up() }() //nolint:forbidigo // virtual time inside a bubble
 		require.NoError(t, p.WaitVisible(ctx, 5))
 		require.Equal(t, []string{"a-0", "a-1", "a-2", "b-0", "b-1", "c-0"}, values(t, p))
 		require.NoError(t, p.CheckPosition(5, p.Offsets().Lineage[0].Leadership))

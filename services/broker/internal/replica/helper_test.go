@@ -133,7 +133,7 @@ func until(t testing.TB, what string, cond func() bool) {
 		if cond() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 	}
 	t.Fatalf("not within a virtual minute: %s", what)
 }
@@ -171,7 +171,7 @@ func sequenced(t testing.TB, producer int64, epoch int16, sequence int32, n int)
 // add appends and waits for the level.
 func add(t testing.TB, p *replica.Partition, batches []byte, level partition.Level) (replica.AppendResult, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	ticket, err := p.Submit(ctx, replica.AppendInput{Batches: batches, Level: level})
 	if err != nil {
@@ -193,7 +193,7 @@ func values(t testing.TB, p *replica.Partition) []string {
 	var out []string
 	next := p.Offsets().LogStart
 	for {
-		got, err := p.Read(context.Background(), next, 1<<20, nil)
+		got, err := p.Read(t.Context(), next, 1<<20, nil)
 		require.NoError(t, err)
 		if got.Next == next {
 			return out

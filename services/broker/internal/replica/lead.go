@@ -130,10 +130,10 @@ func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partiti
 			p.post(partition.LogFailed{Err: err})
 			return
 		}
-		p.logger().Warn("the log does not hold the object end, it starts again there", "offset", e.ObjectEnd, "err", err)
+		p.logger().WarnContext(ctx, "the log does not hold the object end, it starts again there", "offset", e.ObjectEnd, "err", err)
 		hash = other(e.Hash)
 	} else if hash != e.Hash {
-		p.logger().Error("the log holds other bytes than were committed, it starts again at the object end", "offset", e.ObjectEnd)
+		p.logger().ErrorContext(ctx, "the log holds other bytes than were committed, it starts again at the object end", "offset", e.ObjectEnd)
 	}
 	p.post(partition.Reconciled{
 		Attempt:   e.Attempt,
@@ -210,7 +210,7 @@ func (p *Partition) open(ctx context.Context, e partition.Open) {
 			p.post(partition.OpenAnswered{Fence: e.Fence, Reason: err.Error()})
 			return
 		}
-		p.logger().Warn("opening the epoch was not answered, asking again", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
+		p.logger().WarnContext(ctx, "opening the epoch was not answered, asking again", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
 		if !pauseRetry(ctx, attempt) {
 			return
 		}
@@ -254,7 +254,7 @@ func (p *Partition) requestElection(ctx context.Context, e partition.RequestElec
 			return
 		}
 		if err != nil && ctx.Err() == nil {
-			p.logger().Warn("the election was not held", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
+			p.logger().WarnContext(ctx, "the election was not held", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
 		}
 		// Held or not, the fence tells: this task ends with it.
 		if !pauseRetry(ctx, attempt+3) {
@@ -304,7 +304,7 @@ func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverPro
 		p.mu.Lock()
 		p.recoveryErr = err
 		p.mu.Unlock()
-		p.logger().Warn("the producer state can't be recovered, trying again", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
+		p.logger().WarnContext(ctx, "the producer state can't be recovered, trying again", "leader_epoch", e.Fence.LeaderEpoch, "err", err)
 		if !pauseRetry(ctx, attempt) {
 			return
 		}

@@ -59,7 +59,7 @@ func TestExpiredProducersAreForgottenByEveryLeader(t *testing.T) {
 		p := b.leading(0)
 		other := producerA + 1
 		mustAdd(t, p, sequenced(t, producerA, 0, 0, 7), partition.Object)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // virtual time inside a bubble
 		mustAdd(t, p, sequenced(t, other, 0, 0, 1), partition.Object)
 		check := func(p *replica.Partition) {
 			t.Helper()
@@ -67,7 +67,7 @@ func TestExpiredProducersAreForgottenByEveryLeader(t *testing.T) {
 			var gap *replica.SequenceGapError
 			require.ErrorAs(t, err, &gap)
 			require.EqualValues(t, -1, gap.LastSequence)
-			require.EqualValues(t, 1, p.Explain().ProducerCount)
+			require.Equal(t, 1, p.Explain().ProducerCount)
 		}
 		check(p)
 		b.stop()

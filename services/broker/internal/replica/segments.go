@@ -71,7 +71,7 @@ func (m *Manager) watchOnce(parent context.Context) error {
 	go func() { received <- w.receive(s, failed) }() // ends with the stream
 	defer func() {
 		cancel()
-		<-received
+		_ = <-received // whatever it says comes of the cancel
 	}()
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()

@@ -58,16 +58,15 @@ type world struct {
 
 // part is the truth about one partition.
 type part struct {
-	index    int32
-	fence    *logv1.Fence
-	leader   int32
-	opened   bool
-	start    int64
-	lineage  []*logv1.LineageEntry
-	end      int64
-	hash     chainhash.Hash
-	ranges   []*metadatav1.SegmentRange
-	footerOf map[int64]*logv1.RangeDescriptor
+	index   int32
+	fence   *logv1.Fence
+	leader  int32
+	opened  bool
+	start   int64
+	lineage []*logv1.LineageEntry
+	end     int64
+	hash    chainhash.Hash
+	ranges  []*metadatav1.SegmentRange
 }
 
 // stream is an unbounded queue to one subscriber.

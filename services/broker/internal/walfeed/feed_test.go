@@ -200,7 +200,7 @@ func start(t *testing.T, s *server) *rig {
 		},
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan struct{})
 	go func() { defer close(done); _ = r.feed.Run(ctx) }()
 	t.Cleanup(func() {
@@ -225,7 +225,7 @@ func repeat(n, size int) []int {
 	return out
 }
 
-func settle() { time.Sleep(time.Second) } // virtual
+func settle() { time.Sleep(time.Second) } //nolint:forbidigo // virtual time inside a bubble
 
 func TestSourcesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -267,7 +267,7 @@ func TestCreditsBoundWhatIsOutstanding(t *testing.T) {
 			s.mu.Lock()
 			s.answer(1)
 			s.mu.Unlock()
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 			bytes, _ := s.outstanding()
 			require.LessOrEqual(t, bytes, int64(5000))
 		}
@@ -330,7 +330,7 @@ func TestOnlySourcesWithUnansweredRangesAreTold(t *testing.T) {
 		require.Zero(t, idle.losses())
 		require.Equal(t, 1, busy.losses())
 		r.feed.Wake(busy)
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		require.Equal(t, 3, busy.answered())
 		require.Len(t, s.introductions(), 2)
 	})
