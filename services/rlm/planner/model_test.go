@@ -221,7 +221,7 @@ func (w *world) apply(e *Effects) {
 		w.commits = append(w.commits, a)
 		w.note("commit %v", a)
 	}
-	if s := w.p.Stats(); s.Uploading > w.cfg.InFlight || s.Uncommitted > 2*w.cfg.InFlight+1 {
+	if s := w.p.Stats(); s.Uploading > w.cfg.InFlight || s.Uncommitted > 2*w.cfg.InFlight {
 		w.fatal("too much in flight: %+v", s)
 	}
 	for _, ans := range e.Answers {

@@ -89,9 +89,13 @@ func New(cfg Config) *Planner {
 	}
 }
 
+// uncommitted counts the objects without a verdict, those of closed epochs
+// among them: whoever registers again and again must not pile them up.
+func (p *Planner) uncommitted() int { return len(p.objects) + len(p.orphans) }
+
 // Stats describes what is held.
 func (p *Planner) Stats() Stats {
-	s := Stats{QueuedRanges: p.queued, QueuedBytes: p.bytes, Uncommitted: len(p.objects) + len(p.orphans), Lanes: len(p.lanes)}
+	s := Stats{QueuedRanges: p.queued, QueuedBytes: p.bytes, Uncommitted: p.uncommitted(), Lanes: len(p.lanes)}
 	for _, o := range p.objects {
 		if o.uploaded == 0 {
 			s.Uploading++
@@ -457,7 +461,7 @@ func (p *Planner) uploading() (n int) {
 
 // ready reports whether an upload is to be started now.
 func (p *Planner) ready(now time.Duration) bool {
-	if p.epoch == 0 || p.queued == 0 || p.out.Reregister || len(p.objects) >= p.cfg.Uncommitted {
+	if p.epoch == 0 || p.queued == 0 || p.out.Reregister || p.uncommitted() >= p.cfg.Uncommitted {
 		return false
 	}
 	uploading := p.uploading()
@@ -554,7 +558,7 @@ func (p *Planner) Wake() (time.Duration, bool) {
 			due(max(o.running[0].hedgeAt, o.retryAt))
 		}
 	}
-	if p.epoch != 0 && p.queued > 0 && len(p.objects) < p.cfg.Uncommitted {
+	if p.epoch != 0 && p.queued > 0 && p.uncommitted() < p.cfg.Uncommitted {
 		if n := p.uploading(); n > 0 && n < p.cfg.InFlight {
 			due(p.since + p.cfg.Linger)
 		}
