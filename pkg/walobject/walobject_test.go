@@ -50,7 +50,7 @@ func sample() []walobject.Range {
 	add(d, data)
 	out[2].Footer.Producers = []*logv1.ProducerSummary{{
 		ProducerId: int64(walobjecttest.Incarnation)<<32 | 9, ProducerEpoch: 1,
-		Batches: []*logv1.ProducerBatch{{FirstSequence: 0, LastSequence: 1, BaseOffset: 1, EndOffset: 3, AppendTimeMs: 1_700_000_000_000}},
+		Batches: []*logv1.ProducerBatch{{FirstSequence: 0, LastSequence: 1, BaseOffset: 1, EndOffset: 3, MaxTimestampMs: 1_700_000_000_000}},
 	}}
 	out[2].Footer.Expiries = []*logv1.ProducerExpiry{{ProducerId: int64(walobjecttest.Incarnation)<<32 | 4}}
 	return out

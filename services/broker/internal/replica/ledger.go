@@ -163,7 +163,7 @@ func producersToProto(all []producerstate.Producer) []*logv1.ProducerSummary {
 		for _, b := range p.Batches {
 			m.Batches = append(m.Batches, &logv1.ProducerBatch{
 				FirstSequence: b.BaseSequence, LastSequence: b.LastSequence,
-				BaseOffset: b.BaseOffset, EndOffset: b.EndOffset(), AppendTimeMs: b.Timestamp,
+				BaseOffset: b.BaseOffset, EndOffset: b.EndOffset(), MaxTimestampMs: b.Timestamp,
 			})
 		}
 		out = append(out, m)
@@ -194,7 +194,7 @@ func summaryFromProto(d *logv1.RangeDescriptor, producers []*logv1.ProducerSumma
 			}
 			p.Batches = append(p.Batches, producerstate.Batch{
 				BaseSequence: b.GetFirstSequence(), LastSequence: b.GetLastSequence(),
-				BaseOffset: b.GetBaseOffset(), LastOffsetDelta: int32(delta), Timestamp: b.GetAppendTimeMs(),
+				BaseOffset: b.GetBaseOffset(), LastOffsetDelta: int32(delta), Timestamp: b.GetMaxTimestampMs(),
 			})
 		}
 		sum.Producers = append(sum.Producers, p)

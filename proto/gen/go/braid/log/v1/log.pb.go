@@ -646,10 +646,10 @@ type ProducerBatch struct {
 	BaseOffset int64 `protobuf:"varint,3,opt,name=base_offset,json=baseOffset,proto3" json:"base_offset,omitempty"`
 	// End offset, exclusive.
 	EndOffset int64 `protobuf:"varint,4,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`
-	// The leader's wall clock when it appended the batch, milliseconds since the Unix epoch.
-	AppendTimeMs  int64 `protobuf:"varint,5,opt,name=append_time_ms,json=appendTimeMs,proto3" json:"append_time_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Largest record timestamp of the batch, milliseconds since the Unix epoch.
+	MaxTimestampMs int64 `protobuf:"varint,5,opt,name=max_timestamp_ms,json=maxTimestampMs,proto3" json:"max_timestamp_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ProducerBatch) Reset() {
@@ -710,9 +710,9 @@ func (x *ProducerBatch) GetEndOffset() int64 {
 	return 0
 }
 
-func (x *ProducerBatch) GetAppendTimeMs() int64 {
+func (x *ProducerBatch) GetMaxTimestampMs() int64 {
 	if x != nil {
-		return x.AppendTimeMs
+		return x.MaxTimestampMs
 	}
 	return 0
 }
@@ -884,15 +884,15 @@ const file_braid_log_v1_log_proto_rawDesc = "" +
 	"\x10max_timestamp_ms\x18\r \x01(\x03R\x0emaxTimestampMs\x12\x1f\n" +
 	"\vbatch_count\x18\x0e \x01(\x05R\n" +
 	"batchCount\x12-\n" +
-	"\x12producers_complete\x18\x0f \x01(\bR\x11producersComplete\"\xc1\x01\n" +
+	"\x12producers_complete\x18\x0f \x01(\bR\x11producersComplete\"\xc5\x01\n" +
 	"\rProducerBatch\x12%\n" +
 	"\x0efirst_sequence\x18\x01 \x01(\x05R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\x02 \x01(\x05R\flastSequence\x12\x1f\n" +
 	"\vbase_offset\x18\x03 \x01(\x03R\n" +
 	"baseOffset\x12\x1d\n" +
 	"\n" +
-	"end_offset\x18\x04 \x01(\x03R\tendOffset\x12$\n" +
-	"\x0eappend_time_ms\x18\x05 \x01(\x03R\fappendTimeMs\"\x90\x01\n" +
+	"end_offset\x18\x04 \x01(\x03R\tendOffset\x12(\n" +
+	"\x10max_timestamp_ms\x18\x05 \x01(\x03R\x0emaxTimestampMs\"\x90\x01\n" +
 	"\x0fProducerSummary\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\x03R\n" +
 	"producerId\x12%\n" +
