@@ -3,10 +3,10 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
-	"testing"
 	"time"
 
 	"google.golang.org/grpc"
@@ -47,12 +47,22 @@ type Options struct {
 	WrapCommitter func(id int, c rlm.Committer) rlm.Committer
 }
 
+// TB is what a cluster needs of the test that it runs in; a testing.TB has it.
+type TB interface {
+	Helper()
+	Cleanup(fn func())
+	TempDir() string
+	Output() io.Writer
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // Cluster is a running cluster. See the package comment.
 type Cluster struct {
 	// Bucket is the object store, for its faults and counters.
 	Bucket *gcsemu.Server
 
-	tb   testing.TB
+	tb   TB
 	opts Options
 	dir  string
 
@@ -66,7 +76,7 @@ type Cluster struct {
 
 // Start starts a cluster and waits until every broker takes part in it.
 // Everything ends with the test.
-func Start(tb testing.TB, opts Options) *Cluster {
+func Start(tb TB, opts Options) *Cluster {
 	tb.Helper()
 	count := func(n *int) {
 		if *n == 0 {

@@ -285,10 +285,10 @@ func TestBadInputIsRefusedWithATypedErrorAndNothingIsStored(t *testing.T) {
 			_, err := c.Log(leader).AwaitDurability(bounded(t, 3*time.Second), &brokerv1.AwaitDurabilityRequest{Topic: "bad", EndOffset: end, Leadership: l, Level: level})
 			return err
 		}
-		refused(t, ask(3, &logv1.Leadership{Incarnation: incarnation ^ 1, LeaderEpoch: 1}, levelObject), outRange, errorsv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED)
-		refused(t, ask(3, first.GetLeadership(), logv1.Level_LEVEL_REPLICAS), failed, errorsv1.ErrorReason_ERROR_REASON_LEVEL_UNREACHABLE)
-		refused(t, ask(3, nil, levelObject), invalid, errorsv1.ErrorReason_ERROR_REASON_INVALID_FIELD)
-		refused(t, ask(0, first.GetLeadership(), levelObject), invalid, errorsv1.ErrorReason_ERROR_REASON_INVALID_FIELD)
+		_ = refused(t, ask(3, &logv1.Leadership{Incarnation: incarnation ^ 1, LeaderEpoch: 1}, levelObject), outRange, errorsv1.ErrorReason_ERROR_REASON_LOG_TRUNCATED)
+		_ = refused(t, ask(3, first.GetLeadership(), logv1.Level_LEVEL_REPLICAS), failed, errorsv1.ErrorReason_ERROR_REASON_LEVEL_UNREACHABLE)
+		_ = refused(t, ask(3, nil, levelObject), invalid, errorsv1.ErrorReason_ERROR_REASON_INVALID_FIELD)
+		_ = refused(t, ask(0, first.GetLeadership(), levelObject), invalid, errorsv1.ErrorReason_ERROR_REASON_INVALID_FIELD)
 		assert.Error(t, ask(1000, first.GetLeadership(), levelObject), "nobody wrote up to there")
 	})
 
@@ -309,7 +309,7 @@ func TestBadInputIsRefusedWithATypedErrorAndNothingIsStored(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 1, resp.GetRequest())
 		_, err = stream.Recv()
-		refused(t, err, invalid, errorsv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH)
+		_ = refused(t, err, invalid, errorsv1.ErrorReason_ERROR_REASON_CORRUPT_BATCH)
 		o := offsets(t, c, leader, "bad", 0)
 		assert.Equal(t, resp.GetResult().GetEndOffset(), o.GetLogEndOffset())
 	})
@@ -374,7 +374,7 @@ func TestInvalidTopicsAreRefusedByFieldAndAllowedValues(t *testing.T) {
 			Partition: &logv1.TopicIdPartition{TopicId: c.Topic("taken").GetTopicId(), TopicCreationOffset: c.Topic("taken").GetCreationOffset()},
 			Fence:     fence, ObjectEndChainHash: make([]byte, 16),
 		})
-		refused(t, err, codes.FailedPrecondition, errorsv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH)
+		_ = refused(t, err, codes.FailedPrecondition, errorsv1.ErrorReason_ERROR_REASON_FENCED_LEADER_EPOCH)
 	})
 	list, err := c.Admin().ListTopics(bounded(t, 20*time.Second))
 	require.NoError(t, err)
@@ -401,7 +401,7 @@ func TestADataDirectoryInUseOrOfAnotherClusterIsRefusedAndLeftAlone(t *testing.T
 		dirs[id] = dir
 		m := c.AddDown(cluster.RoleBroker)
 		require.Equal(t, id, m.ID())
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		if err := m.TryStart(ctx); err != nil {
 			return err

@@ -154,7 +154,7 @@ func TestRandomDeathsAndFaultsUnderLoadLoseDoubleReorderAndChangeNothing(t *test
 		results[n] = map[int]sent{}
 		cl := c.Client()
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			p, err := cl.NewProducer(ctx, client.ProducerOptions{Topic: "chaos", Level: client.LevelObject, BatchBytes: 512, Linger: -1})
 			if !assert.NoError(t, err) {
@@ -195,7 +195,7 @@ func TestRandomDeathsAndFaultsUnderLoadLoseDoubleReorderAndChangeNothing(t *test
 	// Readers that follow all the time.
 	seen := make([][]string, partitions)
 	var followers sync.WaitGroup
-	follow, unfollow := context.WithCancel(context.Background())
+	follow, unfollow := context.WithCancel(t.Context())
 	defer unfollow()
 	for p := range partitions {
 		cl := c.Client()

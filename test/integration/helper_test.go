@@ -274,3 +274,12 @@ func bucketObjects(t testing.TB, c *cluster.Cluster) map[string]bool {
 
 // refusedWith says whether err has the reason.
 func refusedWith(err error, reason errorsv1.ErrorReason) bool { return rpcerr.Has(err, reason) }
+
+// refusedCode requires a Braid error of a code.
+func refusedCode(t testing.TB, err error, code codes.Code) *rpcerr.Error {
+	t.Helper()
+	e, ok := rpcerr.From(err)
+	require.True(t, ok, "not a gRPC error: %v", err)
+	require.Equal(t, code, e.Code, "%v", e)
+	return e
+}

@@ -121,11 +121,11 @@ func TestARecordIsAppendedAckedCommittedReadAndExplained(t *testing.T) {
 		assert.NotNil(t, records[1].GetRecord().Value)
 		assert.NotNil(t, records[2].GetRecord().Key)
 		assert.Nil(t, records[2].GetRecord().Value)
-		assert.EqualValues(t, t0+20, records[2].GetRecord().GetTimestampMs())
+		assert.Equal(t, t0+20, records[2].GetRecord().GetTimestampMs())
 	})
 
 	t.Run("a follower of the end gets what comes, and not before it is committed", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		stream, err := c.Log(other).Read(ctx, &brokerv1.ReadRequest{Topic: "quakes", Start: &brokerv1.ReadRequest_Offset{Offset: 13}, Follow: true})
 		require.NoError(t, err)
@@ -168,13 +168,13 @@ func TestARecordIsAppendedAckedCommittedReadAndExplained(t *testing.T) {
 		assert.EqualValues(t, 14, at(brokerv1.OffsetSpec_OFFSET_SPEC_LOG_END).GetOffset())
 		largest := at(brokerv1.OffsetSpec_OFFSET_SPEC_MAX_TIMESTAMP)
 		assert.EqualValues(t, 11, largest.GetOffset())
-		assert.EqualValues(t, t0+104, largest.GetTimestampMs())
+		assert.Equal(t, t0+104, largest.GetTimestampMs())
 		byTime := func(ms int64) *brokerv1.ListOffsetsResponse {
 			t.Helper()
 			return ask(&brokerv1.ListOffsetsRequest{Spec: &brokerv1.ListOffsetsRequest_Time{Time: timestamppb.New(time.UnixMilli(ms))}})
 		}
 		assert.EqualValues(t, 2, byTime(t0+11).GetOffset())
-		assert.EqualValues(t, t0+20, byTime(t0+11).GetTimestampMs())
+		assert.Equal(t, t0+20, byTime(t0+11).GetTimestampMs())
 		assert.EqualValues(t, 14, byTime(t0+1_000_000).GetOffset())
 		assert.Nil(t, byTime(t0+1_000_000).TimestampMs)
 	})
@@ -182,7 +182,7 @@ func TestARecordIsAppendedAckedCommittedReadAndExplained(t *testing.T) {
 	t.Run("its events and segments agree", func(t *testing.T) {
 		segments := c.Segments("quakes", 0)
 		require.NotEmpty(t, segments)
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		w, err := c.Admin().Segments().WatchSegments(ctx)
 		require.NoError(t, err)
@@ -264,7 +264,7 @@ func TestConcurrentLoadOnManyPartitionsSharesObjects(t *testing.T) {
 	for p := range partitions {
 		wg.Go(func() {
 			for i := range each {
-				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				resp, err := c.Log(leaders[p]).Append(ctx, &brokerv1.AppendRequest{
 					Topic: "shared", Partition: int32(p), Level: levelObject,
 					Records: []*brokerv1.Record{{Value: fmt.Appendf(nil, "%d-%d", p, i)}},

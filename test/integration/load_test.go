@@ -95,7 +95,7 @@ func load(t *testing.T, c *cluster.Cluster, topic string, partitions, producers,
 		acks[n] = map[string]client.Ack{}
 		cl := c.Client()
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*cluster.Patience)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*cluster.Patience)
 			defer cancel()
 			p, err := cl.NewProducer(ctx, client.ProducerOptions{Topic: topic, Level: client.LevelObject, BatchBytes: 2048})
 			if !assert.NoError(t, err) {
@@ -132,7 +132,7 @@ func load(t *testing.T, c *cluster.Cluster, topic string, partitions, producers,
 	seen := map[string]bool{}
 	lastOf := map[string]int{}
 	cl := c.Client()
-	ctx, cancel := context.WithTimeout(context.Background(), cluster.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), cluster.Patience)
 	defer cancel()
 	for p := range partitions {
 		r, err := cl.NewReader(client.ReaderOptions{Topic: topic, Partition: int32(p)})

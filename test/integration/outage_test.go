@@ -101,7 +101,7 @@ func TestEtcdMayStopForAWhile(t *testing.T) {
 		if err == nil {
 			return false
 		}
-		refused(t, err, codes.Unavailable, errorsv1.ErrorReason_ERROR_REASON_METADATA_UNREACHABLE)
+		_ = refused(t, err, codes.Unavailable, errorsv1.ErrorReason_ERROR_REASON_METADATA_UNREACHABLE)
 		return true
 	})
 	assert.Contains(t, codesOf(explain(t, c, leader, "etcd", 0)), "SESSION_LOST")
@@ -285,7 +285,7 @@ func TestAFullBacklogRefusesAppendsOfEveryLevelBeforeTheyAreStored(t *testing.T)
 			req.Level = levelObject
 		}
 		_, err := c.Log(b).Append(bounded(t, 20*time.Second), req)
-		refused(t, err, codes.ResourceExhausted, errorsv1.ErrorReason_ERROR_REASON_BACKLOG_FULL)
+		_ = refused(t, err, codes.ResourceExhausted, errorsv1.ErrorReason_ERROR_REASON_BACKLOG_FULL)
 	}
 	assert.Equal(t, stored, offsets(t, c, b, "full", 0).GetLogEndOffset(), "something was stored")
 	assert.NotContains(t, codesOf(explain(t, c, b, "full", 0)), "HEALTHY")

@@ -2,8 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -38,7 +36,7 @@ func nobody(t *testing.T) *cluster.Cluster {
 func endsSoon(t *testing.T, m *cluster.Member, says ...string) error {
 	t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	err := m.TryStart(ctx)
 	if err == nil {
@@ -62,7 +60,7 @@ func TestAMemberThatCanNotReachWhatItNeedsSaysSoAndEnds(t *testing.T) {
 		c := nobody(t)
 		c.StopEtcd()
 		m := c.AddDown(cluster.RoleMetadata)
-		endsSoon(t, m, "etcd", "unreachable")
+		_ = endsSoon(t, m, "etcd", "unreachable")
 		c.StartEtcd()
 		m.Start()
 		c.WaitController()
@@ -90,7 +88,7 @@ func TestAMemberThatCanNotReachWhatItNeedsSaysSoAndEnds(t *testing.T) {
 			m, r := c.AddDown(cluster.RoleMetadata), c.AddDown(cluster.RoleRLM)
 			down(c, true)
 			require.ErrorIs(t, endsSoon(t, m, cluster.BucketName, "1s"), metadata.ErrStoreUnreachable)
-			endsSoon(t, r, cluster.BucketName, "unreachable", "1s")
+			_ = endsSoon(t, r, cluster.BucketName, "unreachable", "1s")
 			down(c, false)
 			m.Start()
 			c.WaitController()
@@ -102,7 +100,7 @@ func TestAMemberThatCanNotReachWhatItNeedsSaysSoAndEnds(t *testing.T) {
 		t.Parallel()
 		c := nobody(t)
 		c.AddDown(cluster.RoleMetadata)
-		endsSoon(t, c.AddDown(cluster.RoleRLM), "marker")
+		_ = endsSoon(t, c.AddDown(cluster.RoleRLM), "marker")
 	})
 	t.Run("metadata in a bucket of another cluster", func(t *testing.T) {
 		t.Parallel()
@@ -118,7 +116,7 @@ func TestAMemberThatCanNotReachWhatItNeedsSaysSoAndEnds(t *testing.T) {
 			err = other.Wait()
 		}
 		require.Error(t, err)
-		assert.True(t, strings.Contains(err.Error(), first), "%v does not name cluster %s", err, first)
+		assert.Contains(t, err.Error(), first, "the error names the cluster")
 	})
 	t.Run("broker without metadata", func(t *testing.T) {
 		t.Parallel()
@@ -126,7 +124,7 @@ func TestAMemberThatCanNotReachWhatItNeedsSaysSoAndEnds(t *testing.T) {
 		m, b := c.AddDown(cluster.RoleMetadata), c.AddDown(cluster.RoleBroker)
 		err := endsSoon(t, b, m.Address())
 		var start *broker.StartError
-		require.True(t, errors.As(err, &start), "%v", err)
+		require.ErrorAs(t, err, &start)
 		assert.False(t, start.Reachable)
 		m.Start()
 		c.WaitController()
