@@ -63,10 +63,10 @@ func newLeader(t *testing.T, c *metadatatest.Cluster, partitions int32) *leader 
 		OnRegistered: func(r metaclient.Registration) { registered <- r },
 	})
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(func() { cancel(); _ = <-done })
 	select {
 	case l.reg = <-registered:
 	case <-time.After(patience):
