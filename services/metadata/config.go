@@ -24,6 +24,71 @@ type EtcdConfig struct {
 	RequestTimeout config.Duration
 	// ProbeInterval is how often the log's end is compared with what was applied.
 	ProbeInterval config.Duration
+	// Quota says which commands stop as etcd fills.
+	Quota QuotaConfig
+}
+
+// QuotaConfig says at how many percent of etcd's quota commands stop: so much of
+// it has to be in use by what can't be reused. 100 leaves it to etcd.
+type QuotaConfig struct {
+	// Bytes is etcd's quota; 0 is what etcd says.
+	Bytes config.Size
+	// Interval is how often the controller asks etcd how full it is.
+	Interval config.Duration
+	// DataPercent stops commits of ranges, TopicPercent changes of topics and
+	// blocks of producer ids, VitalPercent elections, registrations and what frees
+	// space.
+	DataPercent, TopicPercent, VitalPercent int
+}
+
+// RegisterFlags implements config.Section.
+func (c *QuotaConfig) RegisterFlags(prefix string, fs *flag.FlagSet) {
+	key := func(name string) string { return config.Key(prefix, name) }
+	config.SizeVar(fs, &c.Bytes, key("bytes"), 0, "etcd's space quota; 0 is what etcd says it is")
+	config.DurationVar(fs, &c.Interval, key("interval"), 5*time.Second, "how often the controller asks etcd how full it is")
+	fs.IntVar(&c.DataPercent, key("data-percent"), 60, "`percent` of etcd's quota in use at which commits of ranges are refused; 100 = when etcd refuses")
+	fs.IntVar(&c.TopicPercent, key("topic-percent"), 75, "`percent` of etcd's quota in use at which changes of topics and blocks of producer ids are refused; 100 = when etcd refuses")
+	fs.IntVar(&c.VitalPercent, key("vital-percent"), 90, "`percent` of etcd's quota in use at which elections, registrations and deletions are refused; 100 = when etcd refuses")
+}
+
+// Validate implements config.Section.
+func (c *QuotaConfig) Validate() error {
+	return errors.Join(
+		config.Check(c.Bytes >= 0, "bytes", c.Bytes, "0 or more"),
+		config.Check(c.Interval.Std() >= 10*time.Millisecond, "interval", c.Interval, "at least 10ms"),
+		config.Check(c.DataPercent >= 1 && c.DataPercent <= c.TopicPercent, "data-percent", c.DataPercent, "from 1 to topic-percent"),
+		config.Check(c.TopicPercent >= 1 && c.TopicPercent <= c.VitalPercent, "topic-percent", c.TopicPercent, "from 1 to vital-percent"),
+		config.Check(c.VitalPercent >= 1 && c.VitalPercent <= 100, "vital-percent", c.VitalPercent, "from 1 to 100"),
+	)
+}
+
+// SnapshotConfig says when snapshots of the metadata state are taken.
+type SnapshotConfig struct {
+	// TailBytes: one is due once the entries since the last one have more bytes
+	// than this and than the last one.
+	TailBytes config.Size
+	// Interval: one is due when the last one is this old and there are entries since.
+	Interval config.Duration
+	// CheckInterval is how often a replica looks whether one is due, and the
+	// controller whether the log is to be trimmed.
+	CheckInterval config.Duration
+}
+
+// RegisterFlags implements config.Section.
+func (c *SnapshotConfig) RegisterFlags(prefix string, fs *flag.FlagSet) {
+	key := func(name string) string { return config.Key(prefix, name) }
+	config.SizeVar(fs, &c.TailBytes, key("tail-bytes"), 64*config.MiB, "a snapshot is taken once the metadata entries since the last one have more bytes than this, and than the last one")
+	config.DurationVar(fs, &c.Interval, key("interval"), 10*time.Minute, "a snapshot is taken when the last one is this old and there are entries since")
+	config.DurationVar(fs, &c.CheckInterval, key("check-interval"), time.Second, "how often a replica looks whether a snapshot is due or the log is to be trimmed")
+}
+
+// Validate implements config.Section.
+func (c *SnapshotConfig) Validate() error {
+	return errors.Join(
+		config.Check(c.TailBytes >= 0, "tail-bytes", c.TailBytes, "0 or more"),
+		config.Check(c.Interval.Std() >= 10*time.Millisecond, "interval", c.Interval, "at least 10ms"),
+		config.Check(c.CheckInterval.Std() >= 10*time.Millisecond, "check-interval", c.CheckInterval, "at least 10ms"),
+	)
 }
 
 // RegisterFlags implements config.Section.
@@ -34,6 +99,7 @@ func (c *EtcdConfig) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	config.DurationVar(fs, &c.StartTimeout, key("start-timeout"), 15*time.Second, "wait for etcd at start, past which the process ends")
 	config.DurationVar(fs, &c.RequestTimeout, key("request-timeout"), 2*time.Second, "bound of one request to etcd")
 	config.DurationVar(fs, &c.ProbeInterval, key("probe-interval"), 5*time.Second, "how often the log's end in etcd is compared with what was applied")
+	c.Quota.RegisterFlags(key("quota"), fs)
 }
 
 // Validate implements config.Section.
@@ -44,6 +110,7 @@ func (c *EtcdConfig) Validate() error {
 		config.Check(c.StartTimeout > 0, "start-timeout", c.StartTimeout, "more than 0s"),
 		config.Check(c.RequestTimeout > 0, "request-timeout", c.RequestTimeout, "more than 0s"),
 		config.Check(c.ProbeInterval.Std() >= 100*time.Millisecond, "probe-interval", c.ProbeInterval, "at least 100ms"),
+		config.Prefix("quota", c.Quota.Validate()),
 	}
 	return errors.Join(errs...)
 }
@@ -92,6 +159,11 @@ type Config struct {
 	Telemetry        telemetry.Config
 	Etcd             EtcdConfig
 	Store            StoreConfig
+	// DataDir is where this replica keeps its snapshots; empty means a temporary
+	// directory that goes with the process, so that a restart asks a peer or the
+	// bucket.
+	DataDir  string
+	Snapshot SnapshotConfig
 
 	// SessionTimeout of brokers and remote-log managers.
 	SessionTimeout config.Duration
@@ -127,6 +199,8 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	c.Telemetry.RegisterFlags(prefix, fs)
 	c.Etcd.RegisterFlags(key("etcd"), fs)
 	c.Store.RegisterFlags(key("store"), fs)
+	fs.StringVar(&c.DataDir, key("data.dir"), "", "`directory` for this replica's snapshots of the metadata; empty means a temporary one that goes with the process")
+	c.Snapshot.RegisterFlags(key("snapshot"), fs)
 	config.DurationVar(fs, &c.SessionTimeout, key("session.timeout"), 6*time.Second, "time without a heartbeat after which a broker or remote-log manager is taken for gone")
 	config.DurationVar(fs, &c.LeaseTTL, key("controller.lease-ttl"), 6*time.Second, "time to live of the controller's leadership in etcd, in whole seconds")
 	config.DurationVar(fs, &c.OpenTimeout, key("election.open-timeout"), 10*time.Second, "time for an elected leader to open its epoch, past which another is elected")
@@ -155,6 +229,7 @@ func (c *Config) Validate() error {
 		c.Telemetry.Validate(),
 		config.Prefix("etcd", c.Etcd.Validate()),
 		config.Prefix("store", c.Store.Validate()),
+		config.Prefix("snapshot", c.Snapshot.Validate()),
 		second("session.timeout", c.SessionTimeout, 200*time.Millisecond),
 		config.Check(c.LeaseTTL.Std() >= time.Second && c.LeaseTTL.Std()%time.Second == 0, "controller.lease-ttl", c.LeaseTTL, "whole seconds, at least 1s"),
 		second("election.open-timeout", c.OpenTimeout, 100*time.Millisecond),

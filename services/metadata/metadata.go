@@ -11,6 +11,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/uuid"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -22,10 +23,10 @@ import (
 	"github.com/braidlog/braid/pkg/objstore/decorate"
 	"github.com/braidlog/braid/pkg/objstore/gcs"
 	"github.com/braidlog/braid/pkg/telemetry"
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	"github.com/braidlog/braid/services/metadata/internal/api"
 	"github.com/braidlog/braid/services/metadata/internal/controller"
 	"github.com/braidlog/braid/services/metadata/internal/metalog"
+	"github.com/braidlog/braid/services/metadata/internal/snapshot"
 	"github.com/braidlog/braid/services/metadata/internal/watch"
 	"github.com/braidlog/braid/services/metadata/state"
 )
@@ -46,6 +47,11 @@ type Deps struct {
 	// Store is the object store, with names below the configured prefix; nil
 	// opens the configured bucket.
 	Store objstore.Store
+	// FS holds the data directory; nil is the operating system's.
+	FS vfs.FS
+	// Dial replaces the TCP dialer of connections to other replicas, for tests;
+	// nil is the standard one.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
 // Server is one replica.
@@ -57,8 +63,12 @@ type Server struct {
 	grpc       *grpcserver.Server
 	http       *telemetry.Server
 	metalog    *metalog.Log
+	store      objstore.Store
 	tail       metalog.Tail
 	hub        *watch.Hub
+	disk       *snapshot.Disk
+	restorer   *snapshot.Restorer
+	keeper     *snapshot.Keeper
 	controller *controller.Controller
 	closers    []func() error // of what is ours, newest last
 }
@@ -85,11 +95,14 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("build the metrics: %w", err)
 	}
-	client, err := s.connect(ctx, deps.Etcd)
+	snapshots, err := snapshot.NewMetrics(deps.Telemetry.MeterProvider.Meter(scope))
 	if err != nil {
+		return nil, fmt.Errorf("build the metrics: %w", err)
+	}
+	if err := s.openDisk(deps.FS); err != nil {
 		return nil, err
 	}
-	store, err := s.open(ctx, deps.Store)
+	client, err := s.connect(ctx, deps.Etcd)
 	if err != nil {
 		return nil, err
 	}
@@ -97,16 +110,33 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 		Prefix: cfg.Etcd.Prefix, AttemptTimeout: cfg.Etcd.RequestTimeout.Std(), ProbeInterval: cfg.Etcd.ProbeInterval.Std(),
 		Logger: s.log.With("component", "metalog"), OnError: metrics.EtcdError,
 	})
+	if s.store, err = s.open(ctx, deps.Store); err != nil {
+		return nil, err
+	}
 	s.hub = watch.NewHub(watch.Options{MaxEntries: cfg.RingEntries, MaxBytes: int(cfg.RingBytes)})
-	if err := s.load(ctx, store); err != nil {
+	s.restorer = &snapshot.Restorer{
+		Log: s.metalog, Disk: s.disk, Peers: s.peers(deps), Logger: s.log.With("component", "snapshot"),
+	}
+	if err := s.load(ctx); err != nil {
 		return nil, err
 	}
 	s.controller = controller.New(controller.Config{
 		MetadataID: int32(cfg.ID), Address: s.address, LeaseTTL: cfg.LeaseTTL.Std(),
 		SessionTimeout: cfg.SessionTimeout.Std(), OpenTimeout: cfg.OpenTimeout.Std(),
+		Space: controller.SpaceConfig{
+			QuotaBytes: int64(cfg.Etcd.Quota.Bytes), Interval: cfg.Etcd.Quota.Interval.Std(),
+			Data: cfg.Etcd.Quota.DataPercent, Topic: cfg.Etcd.Quota.TopicPercent, Vital: cfg.Etcd.Quota.VitalPercent,
+		},
 	}, controller.Deps{
-		Client: client, Log: s.metalog, Hub: s.hub, Store: store, NewIdentity: newIdentity, WriteID: writeID,
-		Logger: deps.Telemetry.Logger, Metrics: metrics,
+		Client: client, Log: s.metalog, Hub: s.hub, Store: s.store, NewIdentity: newIdentity, WriteID: writeID,
+		CheckLog: s.checkBucket,
+		Logger:   deps.Telemetry.Logger, Metrics: metrics,
+	})
+	s.keeper = snapshot.NewKeeper(snapshot.KeeperConfig{
+		TailBytes: int64(cfg.Snapshot.TailBytes), Interval: cfg.Snapshot.Interval.Std(), Check: cfg.Snapshot.CheckInterval.Std(),
+	}, snapshot.Deps{
+		Applied: s.hub, Log: s.metalog, Disk: s.disk, Store: s.store, Leadership: s.controller.Leadership,
+		Logger: s.log.With("component", "snapshot"), Metrics: snapshots,
 	})
 	s.grpc, err = grpcserver.New(cfg.GRPC, grpcserver.Deps{
 		Logger: deps.Telemetry.Logger, TracerProvider: deps.Telemetry.TracerProvider, MeterProvider: deps.Telemetry.MeterProvider,
@@ -117,7 +147,7 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 	api.New(api.Config{
 		Address: s.address, SessionTimeout: cfg.SessionTimeout.Std(), Progress: cfg.Progress.Std(), Stall: cfg.Stall.Std(),
 	}, api.Deps{
-		Hub: s.hub, Controller: s.controller, Log: s.metalog, NewTopicID: uuid.NewString, Draining: s.grpc.Draining(),
+		Hub: s.hub, Controller: s.controller, Log: s.metalog, Snapshots: s.keeper, NewTopicID: uuid.NewString, Draining: s.grpc.Draining(),
 	}).Register(s.grpc)
 	if s.http, err = deps.Telemetry.Server(ctx, deps.Redacted); err != nil {
 		return nil, err
@@ -175,7 +205,8 @@ func (s *Server) connect(ctx context.Context, given *clientv3.Client) (*clientv3
 	return client, nil
 }
 
-// open makes the object store, if none is given, and checks that it answers.
+// open makes the object store, if none is given, and checks that it answers. A
+// log that has begun goes on without it: elections need no bucket.
 func (s *Server) open(ctx context.Context, given objstore.Store) (objstore.Store, error) {
 	store, where := given, "the given object store"
 	if store == nil {
@@ -229,46 +260,14 @@ func waitStore(ctx context.Context, store objstore.Reader, limit time.Duration) 
 	return err
 }
 
-// load applies the log as it is, and checks that log and bucket belong together.
-func (s *Server) load(ctx context.Context, store objstore.Store) (err error) {
-	began := time.Now()
-	for attempt := 1; ; attempt++ {
-		s.tail, err = s.metalog.Load(ctx, s.hub.End(), func(e *metadatav1.Entry) error {
-			return s.hub.Publish([]*metadatav1.Entry{e})
-		})
-		if err != nil {
-			return fmt.Errorf("load the metadata log: %w", err)
-		}
-		if s.tail.End > 0 {
-			break
-		}
-		// The first controller will claim the bucket prefix. That it can't is
-		// better said now; another replica may be doing it at this moment.
-		claimed := func(ctx context.Context) (controller.Identity, error) { return controller.Claimed(ctx, s.metalog) }
-		if _, err := controller.Claimable(ctx, store, claimed); err == nil || attempt == 3 {
-			return err
-		}
-	}
-	clusterID := s.ClusterID()
-	s.log.InfoContext(ctx, "metadata log loaded", "cluster_id", clusterID, "offset", s.tail.End, "dur", time.Since(began))
-	return controller.CheckMarker(ctx, store, clusterID)
-}
-
 // Run serves until ctx ends or the replica must not go on. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	g := lifecycle.NewGroup(s.log)
 	g.Go("grpc", func(context.Context) error { return s.grpc.Serve(s.listener) })
-	g.Go("log", func(ctx context.Context) error {
-		return s.metalog.Follow(ctx, s.tail, func(entries []*metadatav1.Entry) error {
-			if err := s.hub.Publish(entries); err != nil {
-				return err
-			}
-			s.controller.Observe(entries)
-			return nil
-		})
-	})
+	g.Go("log", s.follow)
 	g.Go("controller", s.controller.Run)
-	tasks := []string{"log"}
+	g.Go("snapshots", s.keeper.Run)
+	tasks := []string{"log", "snapshots"}
 	if s.http != nil {
 		g.Go("http", s.http.Run)
 		tasks = append(tasks, "http")

@@ -29,6 +29,9 @@ func (s *Server) observe(m metric.Meter) (func() error, error) {
 	sessions := gauge("metadata.sessions.live", "{session}", "Live sessions of brokers and remote-log managers, on the controller.")
 	ringEntries := gauge("metadata.watch.ring.entries", "{entry}", "Newest entries in memory for watchers.")
 	ringBytes := gauge("metadata.watch.ring.size", "By", "Size of the newest entries in memory for watchers.")
+	start := gauge("metadata.log.start", "{entry}", "First offset of the metadata log that is still in etcd, as last seen.")
+	spaceUsed := gauge("metadata.etcd.space.used", "By", "Space in use in the fullest member of etcd, on the controller.")
+	spaceQuota := gauge("metadata.etcd.space.quota", "By", "Space quota of that member, on the controller.")
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -47,11 +50,16 @@ func (s *Server) observe(m metric.Meter) (func() error, error) {
 		}
 		o.ObserveInt64(queue, int64(status.Queue))
 		o.ObserveInt64(sessions, int64(status.Sessions))
+		o.ObserveInt64(start, s.keeper.LogStart())
+		if status.SpaceQuota > 0 {
+			o.ObserveInt64(spaceUsed, status.SpaceInUse)
+			o.ObserveInt64(spaceQuota, status.SpaceQuota)
+		}
 		first, last, size := s.hub.Ring()
 		o.ObserveInt64(ringEntries, last-first)
 		o.ObserveInt64(ringBytes, int64(size))
 		return nil
-	}, end, ranges, objects, topics, leading, queue, sessions, ringEntries, ringBytes)
+	}, end, ranges, objects, topics, leading, queue, sessions, ringEntries, ringBytes, start, spaceUsed, spaceQuota)
 	if err != nil {
 		return nil, err
 	}

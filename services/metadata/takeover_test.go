@@ -193,8 +193,8 @@ func TestLostAnswersOfEtcd(t *testing.T) {
 	assert.EqualValues(t, 120, st.RangeCount())
 }
 
-// lossy loses a quarter of the answers to transactions, after or instead of
-// their execution.
+// lossy loses a quarter of the answers to transactions with conditions, after or
+// instead of their execution.
 type lossy struct {
 	clientv3.KV
 	mu   sync.Mutex // guards rand
@@ -206,13 +206,20 @@ func (l *lossy) Txn(ctx context.Context) clientv3.Txn { return &lossyTxn{Txn: l.
 
 type lossyTxn struct {
 	clientv3.Txn
-	l *lossy
+	l           *lossy
+	conditional bool
 }
 
-func (t *lossyTxn) If(cs ...clientv3.Cmp) clientv3.Txn   { t.Txn = t.Txn.If(cs...); return t }
+func (t *lossyTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
+	t.Txn, t.conditional = t.Txn.If(cs...), true
+	return t
+}
 func (t *lossyTxn) Then(ops ...clientv3.Op) clientv3.Txn { t.Txn = t.Txn.Then(ops...); return t }
 func (t *lossyTxn) Else(ops ...clientv3.Op) clientv3.Txn { t.Txn = t.Txn.Else(ops...); return t }
 func (t *lossyTxn) Commit() (*clientv3.TxnResponse, error) {
+	if !t.conditional {
+		return t.Txn.Commit()
+	}
 	t.l.mu.Lock()
 	dice := t.l.rand.IntN(8)
 	t.l.mu.Unlock()
@@ -396,7 +403,10 @@ func TestEtcdOutOfSpace(t *testing.T) {
 	etcd, err := embetcd.Start(ctx, embetcd.Options{Dir: t.TempDir(), Fast: true, NoSync: true, QuotaBytes: 1 << 20})
 	require.NoError(t, err)
 	t.Cleanup(etcd.Close)
-	cluster := metadatatest.Start(t, metadatatest.Options{Etcd: etcd, Change: longSessions})
+	cluster := metadatatest.Start(t, metadatatest.Options{Etcd: etcd, Change: func(c *metadata.Config) {
+		longSessions(c)
+		c.Etcd.Quota.DataPercent, c.Etcd.Quota.TopicPercent, c.Etcd.Quota.VitalPercent = 100, 100, 100 // it is etcd's refusal that counts here
+	}})
 	r := cluster.Controller()
 	c := of(r)
 	registerBroker(t, ctx, c, 1)

@@ -2,6 +2,9 @@ package metadatatest
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -36,6 +39,9 @@ type Options struct {
 	// 5 s and its leases of 10 s: a busy machine delays a test by seconds, and only
 	// tests of what runs out want it to.
 	Change func(*metadata.Config)
+	// Disks gives each replica a data directory that outlives it; without, a
+	// replica that is started again begins with an empty disk.
+	Disks bool
 }
 
 // Cluster is a set of replicas on one etcd and one bucket prefix. Its methods
@@ -46,6 +52,7 @@ type Cluster struct {
 
 	tb       testing.TB
 	opts     Options
+	dir      string // of the data directories
 	replicas []*Replica
 }
 
@@ -76,6 +83,9 @@ func Start(tb testing.TB, opts Options) *Cluster {
 		require.NoError(tb, err)
 		tb.Cleanup(c.Etcd.Close)
 	}
+	if opts.Disks {
+		c.dir = tb.TempDir()
+	}
 	if c.Store == nil {
 		c.Store = memstore.New(memstore.Options{})
 	}
@@ -102,11 +112,17 @@ func (c *Cluster) Config(id int) metadata.Config {
 	cfg.GRPC.DrainDelay = 0
 	cfg.GRPC.StreamGrace = config.Duration(100 * time.Millisecond)
 	cfg.GRPC.StopTimeout = config.Duration(2 * time.Second)
+	if c.dir != "" {
+		cfg.DataDir = c.DataDir(id)
+	}
 	if c.opts.Change != nil {
 		c.opts.Change(&cfg)
 	}
 	return cfg
 }
+
+// DataDir is the data directory of the replica of the given id.
+func (c *Cluster) DataDir(id int) string { return filepath.Join(c.dir, fmt.Sprintf("metadata-%d", id)) }
 
 // Build builds a replica that is not run.
 func (c *Cluster) Build(ctx context.Context, cfg metadata.Config, etcd *clientv3.Client) (*metadata.Server, error) {
@@ -118,13 +134,31 @@ func (c *Cluster) Build(ctx context.Context, cfg metadata.Config, etcd *clientv3
 // Add starts another replica.
 func (c *Cluster) Add() *Replica {
 	c.tb.Helper()
+	r := c.start(len(c.replicas) + 1)
+	c.replicas = append(c.replicas, r)
+	return r
+}
+
+// Restart starts a replica that has ended again, under its id and with its data
+// directory.
+func (c *Cluster) Restart(old *Replica) *Replica {
+	c.tb.Helper()
+	_ = old.Wait()
+	at := slices.Index(c.replicas, old)
+	r := c.start(at + 1)
+	c.replicas[at] = r
+	return r
+}
+
+func (c *Cluster) start(id int) *Replica {
+	c.tb.Helper()
 	etcd, err := clientv3.New(clientv3.Config{Endpoints: c.Etcd.Endpoints(), Logger: zap.NewNop()})
 	require.NoError(c.tb, err)
 	if c.opts.WrapKV != nil {
 		etcd.KV = c.opts.WrapKV(etcd.KV)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.tb.Context()))
-	server, err := c.Build(ctx, c.Config(len(c.replicas)+1), etcd)
+	server, err := c.Build(ctx, c.Config(id), etcd)
 	if err != nil {
 		cancel()
 		_ = etcd.Close()
@@ -135,7 +169,6 @@ func (c *Cluster) Add() *Replica {
 		defer close(r.done)
 		r.err = server.Run(ctx)
 	}()
-	c.replicas = append(c.replicas, r)
 	c.tb.Cleanup(func() {
 		_ = r.Stop() // a test that cares has asked itself
 		if r.conn != nil {

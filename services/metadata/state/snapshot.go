@@ -105,8 +105,8 @@ type summed struct {
 }
 
 func (s *summed) Write(p []byte) (int, error) {
+	s.hash.Write(p) // first: some writers may change what they are given
 	n, err := s.w.Write(p)
 	s.size += int64(n)
-	s.hash.Write(p[:n])
 	return n, err
 }

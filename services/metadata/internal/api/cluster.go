@@ -46,7 +46,7 @@ func (s *Server) RegisterBroker(ctx context.Context, r *metadatav1.RegisterBroke
 		}
 	}
 	var controllerEpoch int64
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) ([]*metadatav1.Event, error) {
 		controllerEpoch, _, _ = st.Controller()
 		return st.DecideRegisterBroker(r)
 	})
@@ -65,7 +65,7 @@ func (s *Server) RegisterRemoteLogManager(ctx context.Context, r *metadatav1.Reg
 	*metadatav1.RegisterRemoteLogManagerResponse, error,
 ) {
 	var controllerEpoch int64
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) ([]*metadatav1.Event, error) {
 		controllerEpoch, _, _ = st.Controller()
 		return st.DecideRegisterRemoteLogManager(r)
 	})
@@ -145,7 +145,7 @@ func session[T any](s *Server, ctx context.Context, recv func() (*T, error), //n
 }
 
 func (s *Server) endSession(ctx context.Context, m controller.Member) error {
-	_, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	_, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) ([]*metadatav1.Event, error) {
 		if m.Role == controller.Broker {
 			return st.DecideBrokerOffline(m.ID, m.Epoch, state.ReasonStopped), nil
 		}
@@ -201,7 +201,7 @@ func (s *Server) CloseRemoteLogManager(ctx context.Context, r *metadatav1.CloseR
 	if r.GetRlmId() < 1 {
 		return nil, rpcerr.InvalidField("rlm_id", "is not 1 or more")
 	}
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) ([]*metadatav1.Event, error) {
 		return st.DecideCloseRemoteLogManager(r.GetRlmId(), r.GetRlmEpoch(), state.ReasonOperator)
 	})
 	if err != nil {
@@ -239,7 +239,7 @@ func (s *Server) ElectLeader(ctx context.Context, r *metadatav1.ElectLeaderReque
 		return nil, rpcerr.InvalidField("expected_leader_epoch", "is negative")
 	}
 	var id state.PartitionID
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) (_ []*metadatav1.Event, err error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) (_ []*metadatav1.Event, err error) {
 		if id, err = st.FindPartition(r.GetTopic(), r.GetPartition()); err != nil {
 			return nil, err
 		}
@@ -264,7 +264,7 @@ func (s *Server) OpenEpoch(ctx context.Context, r *metadatav1.OpenEpochRequest) 
 		return nil, rpcerr.InvalidField("fence", "is missing")
 	}
 	var openedAt int64
-	_, err := s.deps.Controller.Submit(ctx, func(st *state.State) (events []*metadatav1.Event, err error) {
+	_, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) (events []*metadatav1.Event, err error) {
 		events, openedAt, err = st.DecideOpenEpoch(r)
 		return events, err
 	})
@@ -285,7 +285,7 @@ func (s *Server) AllocateProducerIds(ctx context.Context, r *metadatav1.Allocate
 	*metadatav1.AllocateProducerIdsResponse, error,
 ) {
 	var resp *metadatav1.AllocateProducerIdsResponse
-	_, err := s.deps.Controller.Submit(ctx, func(st *state.State) (events []*metadatav1.Event, err error) {
+	_, err := s.deps.Controller.Submit(ctx, controller.ClassTopic, func(st *state.State) (events []*metadatav1.Event, err error) {
 		events, resp, err = st.DecideAllocateProducerIDs(r)
 		return events, err
 	})

@@ -38,7 +38,17 @@ func (s *Server) mapError(err error) error {
 }
 
 func (s *Server) mapController(err error) *rpcerr.Error {
+	var (
+		full    *controller.SpaceError
+		trimmed *metalog.TrimmedError
+	)
 	switch {
+	case errors.As(err, &full):
+		return rpcerr.New(codes.ResourceExhausted, errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, "%s", full.Error()).
+			WithRetry(time.Second).WithQuota("etcd", full.Error()).
+			With("class", full.Class).With("in_use", full.InUse).With("limit", full.Quota/100*int64(full.StopAtPercent)).With("quota", full.Quota)
+	case errors.As(err, &trimmed):
+		return s.mapTrimmed(trimmed)
 	case errors.Is(err, controller.ErrNotController):
 		e := rpcerr.NotController(s.controllerHint())
 		if why := s.deps.Controller.Trouble(); why != nil {

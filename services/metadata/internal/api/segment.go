@@ -10,6 +10,7 @@ import (
 
 	"github.com/braidlog/braid/pkg/rpcerr"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"github.com/braidlog/braid/services/metadata/internal/controller"
 	"github.com/braidlog/braid/services/metadata/internal/watch"
 	"github.com/braidlog/braid/services/metadata/state"
 )
@@ -24,7 +25,7 @@ func (s *Server) CommitCombinedSegment(ctx context.Context, r *metadatav1.Commit
 	// Not a named result: the appender may write it after a caller that gave up
 	// has returned.
 	var resp *metadatav1.CommitCombinedSegmentResponse
-	_, err := s.deps.Controller.Submit(ctx, func(st *state.State) (events []*metadatav1.Event, err error) {
+	_, err := s.deps.Controller.Submit(ctx, controller.ClassData, func(st *state.State) (events []*metadatav1.Event, err error) {
 		events, resp, err = st.DecideCommit(r)
 		return events, err
 	})

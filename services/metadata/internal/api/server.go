@@ -11,6 +11,7 @@ import (
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 	"github.com/braidlog/braid/services/metadata/internal/controller"
+	"github.com/braidlog/braid/services/metadata/internal/snapshot"
 	"github.com/braidlog/braid/services/metadata/internal/watch"
 	"github.com/braidlog/braid/services/metadata/state"
 )
@@ -29,10 +30,21 @@ type Config struct {
 
 // Controller is what the handlers need of the controller.
 type Controller interface {
-	Submit(ctx context.Context, decide controller.Decide) (offset int64, err error)
+	Submit(ctx context.Context, class controller.Class, decide controller.Decide) (offset int64, err error)
 	Heartbeat(m controller.Member) (epoch int64, err error)
 	Leading() (epoch int64, ok bool)
 	Trouble() error
+}
+
+// Snapshots is what the handlers need of this replica's snapshots.
+type Snapshots interface {
+	// Snapshots of an incarnation, newest first.
+	Snapshots(incarnation uint32) []snapshot.Info
+	// ReadAt reads up to len(p) bytes at a position within [0, size]; the error is
+	// [snapshot.ErrUnknown] once the snapshot is not kept any more.
+	ReadAt(i snapshot.Info, p []byte, position int64) (int, error)
+	// LogStart is where the log in etcd begins, as last seen.
+	LogStart() int64
 }
 
 // Deps are the live things the handlers need. All are required.
@@ -40,6 +52,7 @@ type Deps struct {
 	Hub        *watch.Hub
 	Controller Controller
 	Log        watch.Reader
+	Snapshots  Snapshots
 	// NewTopicID makes a UUID.
 	NewTopicID func() string
 	// Draining is closed when streams shall end.

@@ -7,13 +7,14 @@ import (
 
 	"github.com/braidlog/braid/pkg/rpcerr"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"github.com/braidlog/braid/services/metadata/internal/controller"
 	"github.com/braidlog/braid/services/metadata/state"
 )
 
 // CreateTopic implements the contract.
 func (s *Server) CreateTopic(ctx context.Context, r *metadatav1.CreateTopicRequest) (*metadatav1.CreateTopicResponse, error) {
 	id := s.deps.NewTopicID()
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassTopic, func(st *state.State) ([]*metadatav1.Event, error) {
 		return st.DecideCreateTopic(r, id)
 	})
 	if err != nil {
@@ -120,7 +121,7 @@ func (s *Server) UpdateTopic(ctx context.Context, r *metadatav1.UpdateTopicReque
 	if r.GetName() == "" {
 		return nil, rpcerr.InvalidField("name", "is empty")
 	}
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassTopic, func(st *state.State) ([]*metadatav1.Event, error) {
 		return st.DecideUpdateTopic(r)
 	})
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *Server) DeleteTopic(ctx context.Context, r *metadatav1.DeleteTopicReque
 	if r.GetName() == "" {
 		return nil, rpcerr.InvalidField("name", "is empty")
 	}
-	offset, err := s.deps.Controller.Submit(ctx, func(st *state.State) ([]*metadatav1.Event, error) {
+	offset, err := s.deps.Controller.Submit(ctx, controller.ClassVital, func(st *state.State) ([]*metadatav1.Event, error) {
 		return st.DecideDeleteTopic(r)
 	})
 	if err != nil {

@@ -49,6 +49,8 @@ type Config struct {
 	SessionTimeout time.Duration
 	// OpenTimeout is how long an elected leader may take to open its epoch.
 	OpenTimeout time.Duration
+	// Space says which commands stop as etcd fills.
+	Space SpaceConfig
 }
 
 // Deps are the live things a controller needs. All but Logger are required.
@@ -57,6 +59,10 @@ type Deps struct {
 	Log    *metalog.Log
 	Hub    *watch.Hub
 	Store  MarkerStore
+	// CheckLog is asked before a term begins whether the log, as applied, can be
+	// the whole one: an error that is fatal ends the replica. Others, of a store
+	// that can't be reached, must not stop elections. May be nil.
+	CheckLog func(context.Context) error
 	// NewIdentity makes the identity of a cluster that is to begin.
 	NewIdentity func() Identity
 	// WriteID returns 16 random bytes.
@@ -157,6 +163,10 @@ func (c *Controller) runTerm(ctx context.Context) (led bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	watching := make(chan struct{})
+	watch, stopWatching := context.WithCancel(ctx)
+	go func() { defer close(watching); t.space.watch(watch, c.deps.Client, c.log) }()
+	defer func() { stopWatching(); <-watching }()
 	c.log.InfoContext(ctx, "elected controller", "controller_epoch", t.epoch, "offset", t.head.EndOffset())
 	c.mu.Lock()
 	c.term, c.trouble = t, nil
@@ -194,11 +204,22 @@ func (c *Controller) Trouble() error {
 	return c.trouble
 }
 
+// Leadership is the guard of the present term, for work in etcd beside the log's
+// appends; false while this replica does not lead.
+func (c *Controller) Leadership() (metalog.Guard, bool) {
+	if t := c.current(); t != nil {
+		return t.guard, true
+	}
+	return metalog.Guard{}, false
+}
+
 // Status describes the controller for metrics.
 type Status struct {
 	Leading  bool
 	Queue    int // commands waiting
 	Sessions int // live ones
+	// SpaceInUse and SpaceQuota are those of etcd, in bytes; 0 while unknown.
+	SpaceInUse, SpaceQuota int64
 }
 
 // Status returns the present numbers.
@@ -209,7 +230,8 @@ func (c *Controller) Status() Status {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return Status{Leading: true, Queue: len(t.queue), Sessions: len(t.sessions.live)}
+	used, quota := t.space.now()
+	return Status{Leading: true, Queue: len(t.queue), Sessions: len(t.sessions.live), SpaceInUse: used, SpaceQuota: quota}
 }
 
 // Observe is told every entry that came from the log, by whomever it was
@@ -234,15 +256,16 @@ func (c *Controller) Observe(entries []*metadatav1.Entry) {
 type Decide func(*state.State) ([]*metadatav1.Event, error)
 
 // Submit queues a command and waits for its verdict. It returns the offset of
-// the command's entry, -1 if it needed none, and an error of decide as it is.
-// When ctx ends first, or with [ErrOutcomeUnknown], the command may have
-// happened; after any other error it has not.
-func (c *Controller) Submit(ctx context.Context, decide Decide) (offset int64, err error) {
+// the command's entry, -1 if it needed none, and an error of decide as it is. A
+// command that needs an entry is refused with a [*SpaceError] when etcd is too
+// full for its class. When ctx ends first, or with [ErrOutcomeUnknown], the
+// command may have happened; after any other error it has not.
+func (c *Controller) Submit(ctx context.Context, class Class, decide Decide) (offset int64, err error) {
 	t := c.current()
 	if t == nil {
 		return -1, ErrNotController
 	}
-	cmd := &command{ctx: ctx, decide: decide, verdict: make(chan verdict, 1)}
+	cmd := &command{ctx: ctx, class: class, decide: decide, verdict: make(chan verdict, 1)}
 	if err := t.enqueue(cmd); err != nil {
 		return -1, err
 	}

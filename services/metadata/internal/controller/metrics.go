@@ -15,6 +15,7 @@ import (
 const (
 	attrOp     = attribute.Key("op")
 	attrReason = attribute.Key("reason")
+	attrClass  = attribute.Key("class")
 )
 
 // Metrics counts what the controller does. A nil *Metrics counts nothing.
@@ -25,11 +26,12 @@ type Metrics struct {
 	latency    metric.Float64Histogram
 	elections  metric.Int64Counter
 	etcdErrors metric.Int64Counter
+	refused    metric.Int64Counter
 }
 
 // NewMetrics builds the instruments.
 func NewMetrics(m metric.Meter) (*Metrics, error) {
-	var errs [6]error
+	var errs [7]error
 	c := &Metrics{}
 	c.entries, errs[0] = m.Int64Counter("metadata.log.appended_entries", metric.WithUnit("{entry}"),
 		metric.WithDescription("Entries that this replica appended to the metadata log as controller."))
@@ -45,6 +47,8 @@ func NewMetrics(m metric.Meter) (*Metrics, error) {
 		metric.WithDescription("Leaders elected by the controller, by reason."))
 	c.etcdErrors, errs[5] = m.Int64Counter("metadata.etcd.errors", metric.WithUnit("{error}"),
 		metric.WithDescription("Failed requests to etcd, by operation."))
+	c.refused, errs[6] = m.Int64Counter("metadata.etcd.space.refused_commands", metric.WithUnit("{command}"),
+		metric.WithDescription("Commands refused because etcd is too full for them, by class."))
 	return c, errors.Join(errs[:]...)
 }
 
@@ -52,6 +56,12 @@ func NewMetrics(m metric.Meter) (*Metrics, error) {
 func (m *Metrics) EtcdError(op string, _ error) {
 	if m != nil {
 		m.etcdErrors.Add(context.Background(), 1, metric.WithAttributes(attrOp.String(op)))
+	}
+}
+
+func (m *Metrics) spaceRefused(class Class) {
+	if m != nil {
+		m.refused.Add(context.Background(), 1, metric.WithAttributes(attrClass.String(class.String())))
 	}
 }
 

@@ -22,6 +22,7 @@ var errOwnEntry = errors.New("the state refuses an entry decided on it")
 // command waits in the queue.
 type command struct {
 	ctx     context.Context //nolint:containedctx // the caller's, to skip commands that nobody waits for
+	class   Class
 	decide  Decide
 	verdict chan verdict // capacity 1: the appender never waits for a caller
 }
@@ -45,6 +46,11 @@ type term struct {
 	electAt time.Duration
 	elect   bool // an event may have changed the elector's answer
 	held    *command
+
+	space *space
+	// full is true while etcd is too full for elections: the term then waits
+	// instead of trying.
+	full bool
 
 	queue chan *command // QueueLength: what may wait for the appender
 
@@ -72,7 +78,7 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 		c: c, lease: l, guard: guard, epoch: head.EndOffset(), head: head,
 		elector: newElector(c.cfg.SessionTimeout, c.cfg.OpenTimeout), elect: true,
 		queue: make(chan *command, QueueLength), aborted: make(chan struct{}),
-		sessions: newSessions(c.cfg.SessionTimeout),
+		sessions: newSessions(c.cfg.SessionTimeout), space: newSpace(c.cfg.Space, c.deps.Metrics),
 	}
 	var events []*metadatav1.Event
 	if head.EndOffset() == 0 {
@@ -86,6 +92,12 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 		c.log.InfoContext(ctx, "beginning a new cluster", "cluster_id", id.ClusterID, "incarnation", id.Incarnation)
 	} else if err := CheckMarker(ctx, c.deps.Store, head.ClusterID()); errors.Is(err, ErrForeignPrefix) {
 		return nil, err // an unreachable store must not stop elections
+	} else if c.deps.CheckLog != nil {
+		bounded, cancel := context.WithTimeout(ctx, l.ttl/3)
+		defer cancel()
+		if err := c.deps.CheckLog(bounded); err != nil && fatal(err) {
+			return nil, err
+		}
 	}
 	elected, err := head.DecideControllerElected(c.cfg.MetadataID, c.cfg.Address)
 	if err != nil {
@@ -184,7 +196,7 @@ func (t *term) run(ctx context.Context) error {
 		if err := t.round(ctx); err != nil {
 			return err
 		}
-		if t.held != nil || t.elect || len(t.queue) > 0 {
+		if t.held != nil || t.elect && !t.full || len(t.queue) > 0 {
 			select {
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -216,6 +228,9 @@ func (t *term) nap() time.Duration {
 	// The lease's freshness is looked at this often, which is when sessions are
 	// suspended and granted again.
 	wait := t.lease.freshFor() / 4
+	if t.full {
+		return wait
+	}
 	if t.lease.fresh() { // only then does the end of a session matter
 		t.mu.Lock()
 		if next, ok := t.sessions.next(); ok {
@@ -281,6 +296,9 @@ func (t *term) decide(g *group, cmd *command) (full bool, err error) {
 		return false, nil
 	}
 	events, err := cmd.decide(t.head)
+	if err == nil && len(events) > 0 {
+		err = t.space.admit(cmd.class)
+	}
 	if err != nil || len(events) == 0 {
 		g.waiting = append(g.waiting, pending{cmd, verdict{-1, err}})
 		return false, nil
@@ -303,6 +321,9 @@ func (t *term) decide(g *group, cmd *command) (full bool, err error) {
 // housekeeping stages what the clock asks for: the end of sessions, and
 // elections.
 func (t *term) housekeeping(g *group) (full bool, err error) {
+	if t.full = t.space.stopped(ClassVital); t.full {
+		return false, nil
+	}
 	now := t.c.now()
 	t.mu.Lock()
 	var expired []Member

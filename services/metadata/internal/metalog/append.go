@@ -3,10 +3,12 @@ package metalog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -85,6 +87,24 @@ func (l *Log) Append(ctx context.Context, g Guard, entries []*metadatav1.Entry) 
 			return Appended{End: end, Attempts: attempts, Adopted: true}, nil
 		case Fatal(err):
 			return Appended{}, fmt.Errorf("append at %d: %w: %w", base, ErrOutcomeUnknown, err)
+		case errors.Is(err, rpctypes.ErrNoSpace):
+			// etcd says so before it executes a transaction and, the one that goes
+			// over the quota, also behind it. The log itself knows.
+			found, readErr := l.commit(ctx, "append", nil, otherwise, nil)
+			if readErr != nil {
+				unknown = true
+				break
+			}
+			adopted, judged := l.judge(g, base, entries[0].GetWriteId(), found)
+			if adopted {
+				return Appended{End: end, Attempts: attempts, Adopted: true}, nil
+			}
+			if Fatal(judged) {
+				return Appended{}, fmt.Errorf("%w: %w", ErrOutcomeUnknown, judged)
+			}
+			if !unknown {
+				return Appended{}, fmt.Errorf("append at %d: %w: %w", base, ErrRefused, err)
+			}
 		case isRefusal(err) && !unknown:
 			return Appended{}, fmt.Errorf("append at %d: %w: %w", base, ErrRefused, err)
 		case !isRefusal(err):

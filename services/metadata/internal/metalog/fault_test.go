@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -186,3 +187,32 @@ func (t *deadTxn) If(...clientv3.Cmp) clientv3.Txn        { return t }
 func (t *deadTxn) Then(...clientv3.Op) clientv3.Txn       { return t }
 func (t *deadTxn) Else(...clientv3.Op) clientv3.Txn       { return t }
 func (t *deadTxn) Commit() (*clientv3.TxnResponse, error) { return nil, errLost }
+
+// etcd answers "no space" also to the transaction that it executed and that went
+// over its quota: what the log holds decides.
+func TestNoSpaceIsBelievedOnlyIfTheLogSaysSo(t *testing.T) {
+	w := newWorld(t)
+	g, _ := w.lead(t)
+	w.append(t, w.log(), g, 0, 1)
+	executed := func(commit commitFunc) (*clientv3.TxnResponse, error) {
+		if _, err := commit(); err != nil {
+			return nil, err
+		}
+		return nil, rpctypes.ErrNoSpace
+	}
+	refused := func(commitFunc) (*clientv3.TxnResponse, error) { return nil, rpctypes.ErrNoSpace }
+	got, err := w.faulty(executed).Append(w.ctx, g, entries(1, 3))
+	require.NoError(t, err)
+	assert.Equal(t, metalog.Appended{End: 3, Attempts: 1, Adopted: true}, got)
+	_, err = w.faulty(refused).Append(w.ctx, g, entries(3, 5))
+	require.ErrorIs(t, err, metalog.ErrRefused)
+	// After a lost answer a refusal says nothing about the first attempt.
+	got, err = w.faulty(answerLost, refused).Append(w.ctx, g, entries(3, 5))
+	require.NoError(t, err)
+	assert.True(t, got.Adopted)
+	got, err = w.faulty(executed, requestLost).Append(w.ctx, g, entries(5, 6)) // the look at the log fails too
+	require.NoError(t, err)
+	assert.True(t, got.Adopted)
+	offsets, _ := w.read(t, 0)
+	assert.Equal(t, span(0, 6), offsets)
+}

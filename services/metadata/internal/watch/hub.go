@@ -28,8 +28,11 @@ type Options struct {
 	MaxBytes   int // of encoded entries and events, about: 64 MiB
 }
 
-// Reader reads the log from an offset to its end; *metalog.Log in production.
+// Reader reads the log in etcd; *metalog.Log in production. What it is asked for
+// below the log's start is a [*metalog.TrimmedError].
 type Reader interface {
+	// EpochBefore is the controller epoch of the entry before an offset.
+	EpochBefore(ctx context.Context, offset int64) (int64, error)
 	// Entries calls fn for every entry from the offset on, in order, until the
 	// log's end. An error of fn ends it and is returned.
 	Entries(ctx context.Context, from int64, fn func(*metadatav1.Entry) error) error
@@ -45,6 +48,8 @@ type Hub struct {
 	start   int64
 	bytes   int
 	epochs  []epochMark
+	base    int64         // where the state came from a snapshot; what was before is not known
+	applied int64         // bytes of all entries applied
 	changed chan struct{} // closed and replaced at every publication
 }
 
@@ -100,12 +105,47 @@ func (h *Hub) Publish(entries []*metadatav1.Entry) error {
 	return nil
 }
 
+// Install replaces the whole state by one from a snapshot, if that is ahead, and
+// reports whether it was. Subscribers that were below are too far behind then. A
+// state that refused an entry stays as it is. s is the hub's from now on.
+func (h *Hub) Install(s *state.State) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.EndOffset() <= h.state.EndOffset() {
+		return false
+	}
+	p := s.Position()
+	h.state = s
+	h.base = p.GetOffset()
+	h.ring, h.start, h.bytes = nil, h.base, 0
+	h.epochs = []epochMark{{p.GetOffset() - 1, p.GetControllerEpoch()}}
+	close(h.changed)
+	h.changed = make(chan struct{})
+	return true
+}
+
+// Log is the end of what was applied, and how many bytes the entries applied so
+// far had.
+func (h *Hub) Log() (end, bytes int64) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.state.EndOffset(), h.applied
+}
+
+// Identity is the cluster's, zero before its log has begun.
+func (h *Hub) Identity() (clusterID string, incarnation uint32) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.state.ClusterID(), h.state.Incarnation()
+}
+
 // push adds an entry that was just applied to the ring.
 func (h *Hub) push(e *metadatav1.Entry) {
 	if n := len(h.epochs); n == 0 || h.epochs[n-1].epoch != e.GetControllerEpoch() {
 		h.epochs = append(h.epochs, epochMark{e.GetOffset(), e.GetControllerEpoch()})
 	}
 	r := record{entry: e, events: h.state.SegmentEvents(e), size: proto.Size(e)}
+	h.applied += int64(r.size)
 	names := namer{clusterID: h.state.ClusterID()}
 	for _, ev := range r.events {
 		if committed := ev.GetRangeCommitted(); committed != nil {
@@ -229,10 +269,11 @@ func (h *Hub) epochBefore(offset int64) int64 {
 
 // holds says whether the position is one of this log: it lies in the same
 // incarnation, and the entry before it is by the same controller. A token of a
-// rolled-back log is not (design review F12).
+// rolled-back log is not (design review F12). Below the snapshot that the state
+// came from nothing is held.
 func (h *Hub) holds(p *metadatav1.MetadataPosition) bool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return p.GetIncarnation() == h.state.Incarnation() && p.GetOffset() >= 0 && p.GetOffset() <= h.state.EndOffset() &&
+	return p.GetOffset() >= h.base && p.GetIncarnation() == h.state.Incarnation() && p.GetOffset() >= 0 && p.GetOffset() <= h.state.EndOffset() &&
 		p.GetControllerEpoch() == h.epochBefore(p.GetOffset())
 }

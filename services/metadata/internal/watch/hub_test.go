@@ -174,6 +174,13 @@ func TestMetadataCrossesTheSeam(t *testing.T) {
 
 type reader []*metadatav1.Entry
 
+func (r reader) EpochBefore(_ context.Context, offset int64) (int64, error) {
+	if offset == 0 {
+		return 0, nil
+	}
+	return r[offset-1].GetControllerEpoch(), nil
+}
+
 func (r reader) Entries(_ context.Context, from int64, fn func(*metadatav1.Entry) error) error {
 	for _, e := range r[from:] {
 		if err := fn(e); err != nil {

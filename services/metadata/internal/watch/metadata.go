@@ -6,6 +6,7 @@ import (
 	"time"
 
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"github.com/braidlog/braid/services/metadata/internal/metalog"
 	"github.com/braidlog/braid/services/metadata/state"
 )
 
@@ -16,22 +17,28 @@ const (
 	imagePartitions = 2_000
 )
 
+// catchUp is how long a position beyond what was applied is waited for, before
+// it is taken for one of another log.
+const catchUp = time.Second
+
 var errCaughtUp = errors.New("caught up")
 
 // Metadata serves one stream of whole entries until ctx ends or send fails,
 // with a progress mark every interval. It begins at from if that is a position
 // of this log (offset 0 is one of every log), else with a reset. What is not in
-// memory any more is read from the log.
+// memory any more is read from the log. Where that was trimmed the stream begins
+// again with a reset, or, if all events are wanted and no reset has them, it ends
+// with the log's [*metalog.TrimmedError].
 func (h *Hub) Metadata(ctx context.Context, interval time.Duration, log Reader, from *metadatav1.MetadataPosition,
 	all bool, send func(*metadatav1.WatchMetadataResponse) error,
 ) error {
-	var next int64
-	switch whole := from != nil && from.GetOffset() == 0 && from.GetIncarnation() == 0; {
-	case whole:
-	case from != nil && h.holds(from):
-		next = from.GetOffset()
-	default:
-		var err error
+	var trimmed *metalog.TrimmedError
+	known, err := h.known(ctx, log, from)
+	if err != nil && (all || !errors.As(err, &trimmed)) {
+		return err
+	}
+	next := from.GetOffset()
+	if !known {
 		if next, err = h.image(send); err != nil {
 			return err
 		}
@@ -56,7 +63,12 @@ func (h *Hub) Metadata(ctx context.Context, interval time.Duration, log Reader, 
 			}
 			return deliver(e)
 		})
-		if err != nil && !errors.Is(err, errCaughtUp) {
+		switch {
+		case errors.As(err, &trimmed) && !all:
+			if next, err = h.image(send); err != nil {
+				return err
+			}
+		case err != nil && !errors.Is(err, errCaughtUp):
 			return err
 		}
 	}
@@ -89,6 +101,36 @@ func (h *Hub) Metadata(ctx context.Context, interval time.Duration, log Reader, 
 			}
 		}
 	}
+}
+
+// known says whether from is a position of this log from which entries can be
+// delivered. The error is that of the log, if it has to be asked: a
+// [*metalog.TrimmedError] where they can't be any more.
+func (h *Hub) known(ctx context.Context, log Reader, from *metadatav1.MetadataPosition) (bool, error) {
+	whole := from.GetOffset() == 0 && from.GetIncarnation() == 0
+	switch {
+	case from == nil:
+		return false, nil
+	case h.holds(from):
+		return true, nil
+	}
+	if _, incarnation := h.Identity(); from.GetIncarnation() == incarnation && from.GetOffset() > h.End() {
+		// Maybe from a replica that is a little ahead, as a snapshot's id may be.
+		bounded, cancel := context.WithTimeout(ctx, catchUp)
+		defer cancel()
+		if h.Wait(bounded, from.GetOffset()) == nil && h.holds(from) {
+			return true, nil
+		}
+	}
+	h.mu.RLock()
+	below := from.GetOffset() < h.base && (whole || from.GetIncarnation() == h.state.Incarnation())
+	h.mu.RUnlock()
+	if !below {
+		return whole, nil
+	}
+	// Only the log knows what was before the snapshot that this replica began with.
+	epoch, err := log.EpochBefore(ctx, max(from.GetOffset(), 0))
+	return err == nil && (whole || epoch == from.GetControllerEpoch()), err
 }
 
 // image sends the state without ranges and returns its position. The messages
