@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
@@ -34,9 +33,7 @@ func remoteOnly(t *testing.T, want []string) (c *cluster.Cluster, leader *cluste
 	}
 	leader = c.Broker(3 - old.ID())
 	c.Elect("cold", 0, leader)
-	c.Eventually("the producers are known", func() bool {
-		return !slices.Contains(codesOf(explain(t, c, leader, "cold", 0)), "PRODUCERS_RECOVERING")
-	})
+	recovered(t, c, leader, "cold", 0)
 	return c, leader
 }
 
@@ -107,7 +104,7 @@ func TestDamageInTheBucketIsToldAndNeverServed(t *testing.T) {
 		c, leader := remoteOnly(t, want)
 		forget(c)
 		c.BucketDown(true)
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		stream, err := c.Log(leader).Read(ctx, &brokerv1.ReadRequest{Topic: "cold"})
 		require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -282,4 +283,13 @@ func refusedCode(t testing.TB, err error, code codes.Code) *rpcerr.Error {
 	require.True(t, ok, "not a gRPC error: %v", err)
 	require.Equal(t, code, e.Code, "%v", e)
 	return e
+}
+
+// recovered waits until a broker leads a partition and knows its producers.
+func recovered(t testing.TB, c *cluster.Cluster, m *cluster.Member, topic string, partition int32) {
+	t.Helper()
+	c.Eventually("the producers are known", func() bool {
+		ex := explain(t, c, m, topic, partition)
+		return ex.GetState() == brokerv1.ReplicaState_REPLICA_STATE_ACTIVE && !slices.Contains(codesOf(ex), "PRODUCERS_RECOVERING")
+	})
 }

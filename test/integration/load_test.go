@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -47,14 +46,11 @@ func TestManyReadersOfOneRLMCostOneGETForEachObject(t *testing.T) {
 		old, _ := c.Leader("cold", p)
 		next := c.Broker(old.ID()%3 + 1)
 		c.Elect("cold", p, next)
-		// The recovery of producers reads footers, which is not what is counted here.
-		c.Eventually("the producers are known", func() bool {
-			return !slices.Contains(codesOf(explain(t, c, next, "cold", int32(p))), "PRODUCERS_RECOVERING")
-		})
+		recovered(t, c, next, "cold", int32(p)) // which reads footers, and is not what is counted here
 	}
+	c.Bucket.ResetStats()
 	c.RLM(1).Restart()
 	c.WaitMembers()
-	c.Bucket.ResetStats()
 	var wg sync.WaitGroup
 	for i := range 16 {
 		p := i % 2

@@ -80,7 +80,7 @@ func TestAnAppendSentAgainAfterAResetAtAnyByteHasOneOffset(t *testing.T) {
 			}))
 		require.NoError(t, err)
 		req := &brokerv1.AppendRequest{Topic: "reset", Level: levelLeader, Batches: p.batch(t, fmt.Sprintf("v-%d", i))}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		first, err := brokerv1.NewLogServiceClient(conn).Append(ctx, req)
 		cancel()
 		_ = conn.Close()
@@ -136,7 +136,7 @@ func TestAWatcherOfSegmentsResumesAtAnotherReplica(t *testing.T) {
 	c.CreateTopic("watched", 1)
 	b := c.Broker(1)
 	mustAppend(t, c, b, "watched", 0, levelObject, plain(t, "v"))
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	watch := func(m *cluster.Member, resume *metadatav1.MetadataPosition, from int64) metadatav1.SegmentService_WatchSegmentsClient {
 		w, err := metadatav1.NewSegmentServiceClient(c.Conn(m)).WatchSegments(ctx)
