@@ -50,8 +50,10 @@ func OpenDisk(fsys vfs.FS, dir string) (*Disk, error) {
 	if err := fsys.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of snapshots: %w", err)
 	}
-	if err := syncDir(fsys, fsys.PathDir(dir)); err != nil {
-		return nil, err
+	for child := dir; fsys.PathDir(child) != child; child = fsys.PathDir(child) { // whatever of them was made now
+		if err := syncDir(fsys, fsys.PathDir(child)); err != nil {
+			return nil, err
+		}
 	}
 	d := &Disk{fs: fsys, dir: dir}
 	names, err := fsys.List(dir)
