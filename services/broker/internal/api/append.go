@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/braidlog/braid/pkg/rpcerr"
@@ -21,10 +22,10 @@ func (s *Service) Append(ctx context.Context, req *brokerv1.AppendRequest) (resp
 		return nil, err
 	}
 	t := target{req.GetTopic(), req.GetPartition()}
-	p, err := s.replicas.Lookup(t.topic, t.partition)
-	if err == nil {
+	p, err := s.withLeader(ctx, t, int64(proto.Size(req)), func(p Partition) (err error) {
 		resp, err = s.appendHere(ctx, t, p, req)
-	}
+		return err
+	})
 	if leader, ok := s.leaderFor(ctx, err); ok {
 		return forwardUnary(ctx, s, "Append", leader, changes, s.cfg.AppendMaxWait.Std(), func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.AppendResponse, error) {
 			return c.Append(ctx, req, opts...)

@@ -43,6 +43,11 @@ type Config struct {
 	// AwaitMaxWait bounds one of them.
 	AwaitMaxWait config.Duration
 
+	// LeaderMaxWait bounds the wait of a call for a leader that takes it.
+	LeaderMaxWait config.Duration
+	// LeaderMaxWaiters bounds the calls that wait so; others are refused at once.
+	LeaderMaxWaiters int
+
 	// ForwardMaxCalls bounds the calls and streams that this broker forwards at
 	// once.
 	ForwardMaxCalls int
@@ -72,6 +77,8 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	config.DurationVar(fs, &c.ReadVisibleWait, key("read.visible-wait"), 5*time.Second, "longest wait for an offset between the high watermark and the end of the log")
 	fs.IntVar(&c.AwaitMaxWaiters, key("await.max-waiters"), 16384, "AwaitDurability calls waiting at once")
 	config.DurationVar(fs, &c.AwaitMaxWait, key("await.max-wait"), time.Minute, "longest wait of an AwaitDurability call")
+	config.DurationVar(fs, &c.LeaderMaxWait, key("leader.max-wait"), 5*time.Second, "longest wait of a call while the partition has no leader, or this broker was elected and is not ready")
+	fs.IntVar(&c.LeaderMaxWaiters, key("leader.max-waiters"), 16384, "calls waiting for a leader at once; others are refused without a wait")
 	fs.IntVar(&c.ForwardMaxCalls, key("forward.max-calls"), 4096, "calls and streams forwarded to leaders at once")
 	config.DurationVar(fs, &c.ForwardConnectTimeout, key("forward.connect-timeout"), 2*time.Second, "longest wait for a connection to a leader")
 }
@@ -94,6 +101,8 @@ func (c *Config) Validate() error {
 		positive("read.visible-wait", c.ReadVisibleWait),
 		count("await.max-waiters", c.AwaitMaxWaiters),
 		positive("await.max-wait", c.AwaitMaxWait),
+		positive("leader.max-wait", c.LeaderMaxWait),
+		count("leader.max-waiters", c.LeaderMaxWaiters),
 		count("forward.max-calls", c.ForwardMaxCalls),
 		positive("forward.connect-timeout", c.ForwardConnectTimeout),
 	)

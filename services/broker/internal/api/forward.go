@@ -31,7 +31,7 @@ const (
 
 // leaderFor says whether a call that failed with err shall go on to the leader.
 func (s *Service) leaderFor(ctx context.Context, err error) (leader *replica.NotLeaderError, ok bool) {
-	if err == nil || !errors.As(err, &leader) {
+	if err == nil || happened(err) || !errors.As(err, &leader) {
 		return nil, false
 	}
 	if leader.Address == "" || leader.LeaderID == s.self {
@@ -58,7 +58,8 @@ const (
 // leader's own bound of a call.
 const forwardMargin = 5 * time.Second
 
-// forwardUnary does a call at the leader, which answers it within bound.
+// forwardUnary does a call at the leader, which answers it within bound once it
+// is ready.
 func forwardUnary[Resp any](ctx context.Context, s *Service, method string, leader *replica.NotLeaderError, e effect, bound time.Duration,
 	call func(context.Context, brokerv1.LogServiceClient, ...grpc.CallOption) (Resp, error),
 ) (Resp, error) {
@@ -72,7 +73,7 @@ func forwardUnary[Resp any](ctx context.Context, s *Service, method string, lead
 		return none, err
 	}
 	s.metrics.forwarded.Add(ctx, 1, metric.WithAttributes(attrMethod.String(method)))
-	bounded, cancel := context.WithTimeout(forwardedContext(ctx), bound+forwardMargin)
+	bounded, cancel := context.WithTimeout(forwardedContext(ctx), bound+s.cfg.LeaderMaxWait.Std()+forwardMargin)
 	defer cancel()
 	resp, err := call(bounded, brokerv1.NewLogServiceClient(conn))
 	if err != nil {

@@ -73,6 +73,11 @@ func (p *fakePartition) set(fn func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fn()
+	p.tell()
+}
+
+// tell says that something changed; mu is held.
+func (p *fakePartition) tell() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -109,36 +114,37 @@ func (p *fakePartition) TopicID() string { return topicID }
 
 func (p *fakePartition) Enqueue(_ context.Context, in replica.AppendInput) Ticket {
 	t := &fakeTicket{p: p, in: in, level: cmp.Or(in.Level, partition.Leader)}
-	p.set(func() {
-		p.attempted++
-		if in.Pipeline != nil && p.broken[in.Pipeline] != nil {
-			t.err = &replica.PipelineBrokenError{Err: p.broken[in.Pipeline]}
-			return
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attempted++
+	if in.Pipeline != nil && p.broken[in.Pipeline] != nil {
+		t.err = &replica.PipelineBrokenError{Err: p.broken[in.Pipeline]}
+		return t
+	}
+	if p.leader != p.self {
+		t.err = p.notLeader()
+	} else if p.refuse != nil {
+		t.err = p.refuse(in)
+	}
+	if t.err != nil {
+		p.broken[in.Pipeline] = t.err
+		return t // and nothing has changed
+	}
+	t.base = p.end
+	for b, err := range record.Batches(in.Batches) {
+		if err != nil {
+			panic(err)
 		}
-		if p.leader != p.self {
-			t.err = p.notLeader()
-		} else if p.refuse != nil {
-			t.err = p.refuse(in)
-		}
-		if t.err != nil {
-			p.broken[in.Pipeline] = t.err
-			return
-		}
-		t.base = p.end
-		for b, err := range record.Batches(in.Batches) {
-			if err != nil {
-				panic(err)
-			}
-			b.SetBaseOffset(p.end)
-			b.SetLeaderEpoch(leads.LeaderEpoch)
-			p.batches = append(p.batches, b)
-			p.end = b.EndOffset()
-		}
-		t.end = p.end
-		if p.objects {
-			p.hw = p.end
-		}
-	})
+		b.SetBaseOffset(p.end)
+		b.SetLeaderEpoch(leads.LeaderEpoch)
+		p.batches = append(p.batches, b)
+		p.end = b.EndOffset()
+	}
+	t.end = p.end
+	if p.objects {
+		p.hw = p.end
+	}
+	p.tell()
 	return t
 }
 
@@ -197,6 +203,12 @@ func (p *fakePartition) Read(_ context.Context, from int64, maxBytes int, dst []
 
 func (p *fakePartition) WaitVisible(ctx context.Context, offset int64) error {
 	return p.until(ctx, func() bool { return p.hw > offset })
+}
+
+func (p *fakePartition) Changed() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed
 }
 
 func (p *fakePartition) CheckPosition(offset int64, last lineage.Leadership) error {
@@ -264,6 +276,22 @@ type fakeReplicas struct {
 	partitions map[target]Partition
 	lookup     error
 	unknown    bool // not registered
+	changed    chan struct{}
+}
+
+// set changes what Lookup answers.
+func (r *fakeReplicas) set(fn func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fn()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *fakeReplicas) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
 }
 
 func (r *fakeReplicas) Lookup(topic string, index int32) (Partition, error) {
@@ -395,7 +423,7 @@ func newView(t testing.TB, brokers, leader int32) *cluster.View {
 
 func (w *world) newBroker(t testing.TB, id, leader int32, cfg Config, brokers int32) *broker {
 	b := &broker{listener: bufconn.Listen(1 << 20), ids: new(fakeIDs), orders: newFakePartition(id, leader), served: make(chan error, 1)}
-	b.replicas = &fakeReplicas{view: newView(t, brokers, leader), partitions: map[target]Partition{{"orders", 0}: b.orders}}
+	b.replicas = &fakeReplicas{view: newView(t, brokers, leader), partitions: map[target]Partition{{"orders", 0}: b.orders}, changed: make(chan struct{})}
 	serverCfg := grpcserver.DefaultConfig()
 	var err error
 	b.server, err = grpcserver.New(serverCfg, grpcserver.Deps{Logger: w.tel.Logger, TracerProvider: w.tel.TracerProvider, MeterProvider: w.tel.MeterProvider})

@@ -36,6 +36,7 @@ type metrics struct {
 	readBytes       metric.Int64Counter
 	readStreams     metric.Int64UpDownCounter
 	awaits          metric.Int64UpDownCounter
+	leaderless      metric.Int64UpDownCounter
 	forwarded       metric.Int64Counter
 	errors          metric.Int64Counter
 
@@ -47,7 +48,7 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	m := new(metrics)
-	var errs [9]error
+	var errs [10]error
 	m.appendDuration, errs[0] = meter.Float64Histogram("broker_append_duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the receipt of an append to its answer, by the level waited for."),
 		metric.WithExplicitBucketBoundaries(appendBuckets...))
@@ -67,6 +68,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithDescription("Calls and streams forwarded to a leader, by method."))
 	m.errors, errs[8] = meter.Int64Counter("broker_errors", metric.WithUnit("{error}"),
 		metric.WithDescription("Calls and streams that ended with an error, by method and reason."))
+	m.leaderless, errs[9] = meter.Int64UpDownCounter("broker_leader_waiters", metric.WithUnit("{call}"),
+		metric.WithDescription("Calls that wait for a leader."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("create the API's metrics: %w", err)
 	}

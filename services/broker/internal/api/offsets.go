@@ -26,10 +26,10 @@ func (s *Service) ListOffsets(ctx context.Context, req *brokerv1.ListOffsetsRequ
 		return nil, err
 	}
 	t := target{req.GetTopic(), req.GetPartition()}
-	p, err := s.replicas.Lookup(t.topic, t.partition)
-	if err == nil {
+	p, err := s.withLeader(ctx, t, 0, func(p Partition) (err error) {
 		resp, err = s.listHere(ctx, p, req)
-	}
+		return err
+	})
 	if leader, ok := s.leaderFor(ctx, err); ok {
 		return forwardUnary(ctx, s, "ListOffsets", leader, reads, queryBound, func(ctx context.Context, c brokerv1.LogServiceClient, opts ...grpc.CallOption) (*brokerv1.ListOffsetsResponse, error) {
 			return c.ListOffsets(ctx, req, opts...)

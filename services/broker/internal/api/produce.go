@@ -31,12 +31,14 @@ func (s *Service) Produce(stream produceStream) (err error) {
 		return inRequest(first.GetRequest(), err)
 	}
 	t := target{first.GetTopic(), first.GetPartition()}
-	p, err := s.replicas.Lookup(t.topic, t.partition)
-	if err == nil {
-		err = s.produceHere(stream, t, p, first)
-	}
+	p, err := s.withLeader(ctx, t, int64(len(first.GetBatches())), func(p Partition) error {
+		return s.produceHere(stream, t, p, first)
+	})
 	if leader, ok := s.leaderFor(ctx, err); ok {
 		return s.forwardProduce(first, stream, leader)
+	}
+	if leaderless(err) {
+		return inRequest(first.GetRequest(), rpcError(t, p, err))
 	}
 	return rpcError(t, p, err)
 }
@@ -79,8 +81,8 @@ type pipe struct {
 }
 
 // produceHere serves a stream from this broker's partition. An error that
-// leaderFor takes is about the first request: nothing was stored, nothing else
-// was read from the stream.
+// leaderFor takes, or that is leaderless, is about the first request: nothing was
+// stored, nothing else was read from the stream.
 func (s *Service) produceHere(stream produceStream, t target, p Partition, first *brokerv1.ProduceRequest) error {
 	if err := s.produces.enter(); err != nil {
 		return err
@@ -103,7 +105,7 @@ func (s *Service) produceHere(stream produceStream, t target, p Partition, first
 	err := head.ticket.Admitted(ctx)
 	s.buffered.Release(head.facts.bytes)
 	if err != nil {
-		if _, ok := s.leaderFor(ctx, err); ok {
+		if _, ok := s.leaderFor(ctx, err); ok || leaderless(err) {
 			return err
 		}
 		return inRequest(head.request, rpcError(t, p, err))

@@ -24,10 +24,7 @@ func (s *Service) Read(req *brokerv1.ReadRequest, stream readStream) (err error)
 		return err
 	}
 	t := target{req.GetTopic(), req.GetPartition()}
-	p, err := s.replicas.Lookup(t.topic, t.partition)
-	if err == nil {
-		err = s.readHere(stream, t, p, req)
-	}
+	p, err := s.withLeader(ctx, t, 0, func(p Partition) error { return s.readHere(stream, t, p, req) })
 	if started := (*startedError)(nil); errors.As(err, &started) {
 		return rpcError(t, p, started.err)
 	}
@@ -81,6 +78,9 @@ type read struct {
 	end     int64 // where to stop without follow
 	bytes   int64 // of batches, sent so far
 	records int64 // sent so far
+
+	patience *patience // while nobody leads, nil otherwise
+	changes  [2]<-chan struct{}
 }
 
 // output sends fetched batches in one of the formats. It returns how many records
@@ -191,6 +191,7 @@ func (r *read) visible(ctx context.Context) error {
 }
 
 func (r *read) loop(ctx context.Context) error {
+	defer r.settled()
 	var buf []byte
 	for !r.full() {
 		if ctx.Err() != nil {
@@ -200,13 +201,18 @@ func (r *read) loop(ctx context.Context) error {
 			return nil
 		}
 		f, err := r.fetch(ctx, buf)
+		idle := err == nil && len(f.Batches) == 0
+		if idle {
+			err = r.idle(ctx, f)
+		}
 		if err != nil {
+			if r.outlast(ctx, err) {
+				continue
+			}
 			return err
 		}
-		if len(f.Batches) == 0 {
-			if err := r.idle(ctx, f); err != nil {
-				return err
-			}
+		r.settled()
+		if idle {
 			continue
 		}
 		buf = keep(f.Batches[:0], r.s.cfg.ReadChunkBytes.Bytes())

@@ -30,6 +30,8 @@ type Replicas interface {
 	Lookup(topic string, partition int32) (Partition, error)
 	// Cluster is replica.Manager.Cluster.
 	Cluster() *cluster.View
+	// Changed is replica.Manager.Changed.
+	Changed() <-chan struct{}
 	// Registration is replica.Manager.Registration.
 	Registration() (brokerEpoch int64, incarnation uint32, ok bool)
 }
@@ -43,6 +45,7 @@ type Partition interface {
 	WaitVisible(ctx context.Context, offset int64) error
 	CheckPosition(offset int64, last lineage.Leadership) error
 	Offsets() replica.Offsets
+	Changed() <-chan struct{}
 	OffsetForTime(ctx context.Context, ms int64) (offset, timestamp int64, found bool, err error)
 	MaxTimestamp(ctx context.Context) (offset, timestamp int64, found bool, err error)
 	Await(ctx context.Context, end int64, l lineage.Leadership, level partition.Level) ([]partition.Level, error)
@@ -98,8 +101,10 @@ type Service struct {
 	reads    limiter
 	waits    limiter
 	forwards limiter
-	readers  sync.Pool // *record.Reader
-	builders sync.Pool // *record.Builder
+	// leaderless are the calls that wait for a leader.
+	leaderless limiter
+	readers    sync.Pool // *record.Reader
+	builders   sync.Pool // *record.Builder
 }
 
 var _ brokerv1.LogServiceServer = (*Service)(nil)
@@ -127,6 +132,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		reads:    limiter{what: "concurrent Read streams", limit: int64(cfg.ReadMaxStreams)},
 		waits:    limiter{what: "waiting AwaitDurability calls", limit: int64(cfg.AwaitMaxWaiters)},
 		forwards: limiter{what: "concurrent forwarded calls", limit: int64(cfg.ForwardMaxCalls)},
+
+		leaderless: limiter{what: "calls waiting for a leader", limit: int64(cfg.LeaderMaxWaiters)},
 	}
 	s.readers.New = func() any { return record.NewReader(cfg.decodeLimit()) }
 	s.builders.New = func() any { return record.NewBuilder(record.CodecNone) }

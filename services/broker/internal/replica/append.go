@@ -443,7 +443,7 @@ func (p *Partition) producersUnknown() error {
 	if p.recoveryErr != nil {
 		reason += ": " + p.recoveryErr.Error()
 	}
-	return &RecoveringError{Reason: reason, Retry: time.Second}
+	return &RecoveringError{Reason: reason, Retry: time.Second, Waited: true}
 }
 
 // armParking makes sure that parked tickets are looked at again; mu is held.

@@ -58,6 +58,8 @@ func (e *FencedEpochError) Error() string {
 type RecoveringError struct {
 	Reason string
 	Retry  time.Duration // hint
+	// Waited says that the call has waited for as long as is sensible.
+	Waited bool
 }
 
 func (e *RecoveringError) Error() string { return "the leader is recovering: " + e.Reason }

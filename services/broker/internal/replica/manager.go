@@ -48,6 +48,7 @@ type Manager struct {
 	draining atomic.Bool
 	assigned chan struct{} // capacity 1: the set of partitions may have changed
 
+	changes    notice       // told after every change of the cluster's picture
 	unuploaded atomic.Int64 // bytes of all partitions that are not in the bucket
 	lease      atomic.Pointer[lease]
 
@@ -254,6 +255,10 @@ func (m *Manager) epoch() int64 {
 // Cluster is the newest picture of the cluster, never nil.
 func (m *Manager) Cluster() *cluster.View { return m.follower.View() }
 
+// Changed returns a channel that is closed when [Manager.Lookup] may answer
+// otherwise than at the time of the call.
+func (m *Manager) Changed() <-chan struct{} { return m.changes.next() }
+
 // Feed says how the stream to the remote-log manager is.
 func (m *Manager) Feed() walfeed.Status { return m.feed.Status() }
 
@@ -300,6 +305,7 @@ func (m *Manager) changed(v *cluster.View) {
 	if m.root.Err() != nil {
 		return
 	}
+	defer m.changes.tell()
 	_ = m.pool.Keep(v.RemoteLogManagers()) // closing a connection that nobody uses any more
 	var fresh bool
 	m.mu.Lock()

@@ -32,6 +32,8 @@ type Partition struct {
 	// reconciliation. It is held across input and output.
 	logWork sync.Mutex
 
+	stepped notice // told after every step of the machine
+
 	// Guarded by the manager's mutex.
 	seen   topicconfig.Config // the settings last posted
 	absent bool               // the cluster's picture did not list it lately
@@ -155,6 +157,10 @@ func (p *Partition) TopicID() string { return p.topicID }
 // Index is the partition's index.
 func (p *Partition) Index() int32 { return p.partition }
 
+// Changed returns a channel that is closed when the partition's state may have
+// changed since the call, or earlier.
+func (p *Partition) Changed() <-chan struct{} { return p.stepped.next() }
+
 // FeedKey implements walfeed.Source.
 func (p *Partition) FeedKey() cluster.Key { return p.key }
 
@@ -253,6 +259,7 @@ func (p *Partition) step(ev partition.Event, forget bool) {
 	fx := p.machine.Step(ev)
 	p.settleTasks()
 	p.account()
+	p.stepped.tell()
 	if len(fx) == 0 {
 		return
 	}
