@@ -64,9 +64,9 @@ func newLeader(t *testing.T, c *metadatatest.Cluster, partitions int32) *leader 
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); _ = <-done })
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
 	select {
 	case l.reg = <-registered:
 	case <-time.After(patience):

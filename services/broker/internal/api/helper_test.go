@@ -351,7 +351,7 @@ type broker struct {
 	replicas *fakeReplicas
 	ids      *fakeIDs
 	orders   *fakePartition // partition orders/0 as this broker has it
-	served   chan error
+	served   chan struct{}
 }
 
 // world is a cluster of brokers whose only topic is "orders" with two partitions.
@@ -422,7 +422,7 @@ func newView(t testing.TB, brokers, leader int32) *cluster.View {
 }
 
 func (w *world) newBroker(t testing.TB, id, leader int32, cfg Config, brokers int32) *broker {
-	b := &broker{listener: bufconn.Listen(1 << 20), ids: new(fakeIDs), orders: newFakePartition(id, leader), served: make(chan error, 1)}
+	b := &broker{listener: bufconn.Listen(1 << 20), ids: new(fakeIDs), orders: newFakePartition(id, leader), served: make(chan struct{})}
 	b.replicas = &fakeReplicas{view: newView(t, brokers, leader), partitions: map[target]Partition{{"orders", 0}: b.orders}, changed: make(chan struct{})}
 	serverCfg := grpcserver.DefaultConfig()
 	var err error
@@ -434,7 +434,7 @@ func (w *world) newBroker(t testing.TB, id, leader int32, cfg Config, brokers in
 	})
 	require.NoError(t, err)
 	brokerv1.RegisterLogServiceServer(b.server, b.service)
-	go func() { b.served <- b.server.Serve(b.listener) }()
+	go func() { defer close(b.served); _ = b.server.Serve(b.listener) }()
 	return b
 }
 
@@ -469,7 +469,7 @@ func (w *world) close() {
 	}
 	for _, b := range w.brokers {
 		_ = b.server.Stop(context.Background())
-		_ = <-b.served
+		<-b.served
 		_ = b.service.Close()
 	}
 	_ = w.tel.Shutdown(context.Background())

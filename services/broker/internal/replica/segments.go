@@ -71,7 +71,9 @@ func (m *Manager) watchOnce(parent context.Context) error {
 	go func() { received <- w.receive(s, failed) }() // ends with the stream
 	defer func() {
 		cancel()
-		_ = <-received // whatever it says comes of the cancel
+		if err := <-received; err != nil {
+			m.log.DebugContext(parent, "the stream of committed ranges ended", "err", err)
+		}
 	}()
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()

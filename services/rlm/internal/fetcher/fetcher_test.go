@@ -317,7 +317,7 @@ func TestDamageIsLookedAtAgainAfterAWhile(t *testing.T) {
 		_, err = x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
 		require.ErrorIs(t, err, fetcher.ErrDamaged)
 		require.Equal(t, 2, x.faults.Calls(objstore.OpRead), "asked at once, it answers from the cache")
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		got, err := x.read(o.Name, d.GetPosition(), d.GetLengthBytes())
 		require.NoError(t, err)
 		require.NoError(t, walobject.VerifyRange(d, got))
