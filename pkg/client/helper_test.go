@@ -49,6 +49,9 @@ type cluster struct {
 	readFault     func(n int, req *brokerv1.ReadRequest) error
 	reads         []*brokerv1.ReadRequest
 	describe      func() error
+	// paused brokers take connections and calls and say nothing, until their
+	// channel is closed.
+	paused map[string]chan struct{}
 }
 
 type plog struct {
@@ -142,6 +145,31 @@ func (c *cluster) client(bootstrap ...string) *client.Client {
 	return cl
 }
 
+// pause makes a broker silent, as SIGSTOP does, and returns its end.
+func (c *cluster) pause(address string) (resume func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := make(chan struct{})
+	if c.paused == nil {
+		c.paused = map[string]chan struct{}{}
+	}
+	c.paused[address] = ch
+	return sync.OnceFunc(func() { close(ch) })
+}
+
+// stand keeps a call or a stream of a paused broker waiting.
+func (b *broker) stand(ctx context.Context) {
+	b.c.mu.Lock()
+	ch := b.c.paused[b.address]
+	b.c.mu.Unlock()
+	if ch != nil {
+		select {
+		case <-ch:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // values are the values stored in a partition, in order.
 func (c *cluster) values(partition int) []string {
 	c.mu.Lock()
@@ -156,7 +184,8 @@ func (c *cluster) values(partition int) []string {
 	return out
 }
 
-func (b *broker) DescribeTopic(_ context.Context, req *brokerv1.DescribeTopicRequest) (*brokerv1.DescribeTopicResponse, error) {
+func (b *broker) DescribeTopic(ctx context.Context, req *brokerv1.DescribeTopicRequest) (*brokerv1.DescribeTopicResponse, error) {
+	b.stand(ctx)
 	c := b.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +204,8 @@ func (b *broker) DescribeTopic(_ context.Context, req *brokerv1.DescribeTopicReq
 	return resp, nil
 }
 
-func (b *broker) DescribeCluster(context.Context, *brokerv1.DescribeClusterRequest) (*brokerv1.DescribeClusterResponse, error) {
+func (b *broker) DescribeCluster(ctx context.Context, _ *brokerv1.DescribeClusterRequest) (*brokerv1.DescribeClusterResponse, error) {
+	b.stand(ctx)
 	resp := &brokerv1.DescribeClusterResponse{ClusterId: "cluster"}
 	for i, a := range b.c.addresses {
 		resp.Brokers = append(resp.Brokers, &brokerv1.BrokerAddress{BrokerId: int32(i + 1), Address: a, Online: true})
@@ -223,6 +253,7 @@ func (b *broker) Produce(stream brokerv1.LogService_ProduceServer) error {
 
 func (b *broker) append(ctx context.Context, req *brokerv1.ProduceRequest) (*brokerv1.AppendResponse, error) {
 	c := b.c
+	b.stand(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := b.leads(ctx, req.GetPartition()); err != nil {
@@ -272,6 +303,7 @@ func (b *broker) append(ctx context.Context, req *brokerv1.ProduceRequest) (*bro
 
 func (b *broker) AwaitDurability(ctx context.Context, req *brokerv1.AwaitDurabilityRequest) (*brokerv1.AwaitDurabilityResponse, error) {
 	c := b.c
+	b.stand(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := b.leads(ctx, req.GetPartition()); err != nil {
@@ -287,6 +319,7 @@ func (b *broker) AwaitDurability(ctx context.Context, req *brokerv1.AwaitDurabil
 
 func (b *broker) ListOffsets(ctx context.Context, req *brokerv1.ListOffsetsRequest) (*brokerv1.ListOffsetsResponse, error) {
 	c := b.c
+	b.stand(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := b.leads(ctx, req.GetPartition()); err != nil {
@@ -301,6 +334,7 @@ func (b *broker) Read(req *brokerv1.ReadRequest, stream brokerv1.LogService_Read
 	c := b.c
 	next := req.GetOffset()
 	for first := true; ; first = false {
+		b.stand(stream.Context())
 		c.mu.Lock()
 		if first {
 			c.reads = append(c.reads, req)

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -241,6 +242,12 @@ func (l *lane) recover(ctx context.Context, address string, err error, attempt i
 	if len(head) == 0 && reaction != giveUp {
 		reaction = resolve // nothing waits for an answer
 	}
+	switch {
+	case errors.Is(err, errMoved):
+		return l.expire(err) // it is known who leads now
+	case errors.Is(err, errStalled):
+		l.p.c.skip(address) // it would be silent about who leads, too
+	}
 	switch reaction {
 	case giveUp:
 		l.fail(err, rpcerr.Executed(err))
@@ -251,7 +258,7 @@ func (l *lane) recover(ctx context.Context, address string, err error, attempt i
 		}
 	case resolve:
 		if e, ok := rpcerr.From(err); ok && e.Reason == errorsv1.ErrorReason_ERROR_REASON_NOT_LEADER {
-			if hint := e.Metadata["leader_address"]; hint != "" && hint != address {
+			if hint := hintOf(e); hint.address != "" && hint.address != address {
 				l.p.c.topicState(l.p.opts.Topic).hint(l.partition, hint)
 				if attempt == 1 {
 					return false

@@ -45,7 +45,7 @@ func (c *Client) PartitionOffsets(ctx context.Context, topic string, partition i
 // there is none or it doesn't answer, any broker.
 func (c *Client) Explain(ctx context.Context, topic string, partition int32) (*brokerv1.ExplainPartitionResponse, error) {
 	req := &brokerv1.ExplainPartitionRequest{Topic: topic, Partition: partition}
-	address, err := c.leader(ctx, topic, partition, true)
+	at, err := c.leader(ctx, topic, partition, true)
 	if err != nil {
 		return nil, err
 	}
@@ -54,10 +54,11 @@ func (c *Client) Explain(ctx context.Context, topic string, partition int32) (*b
 		resp, err = s.ExplainPartition(direct(ctx), req)
 		return err
 	}
-	if address != "" {
-		if err = c.askOne(ctx, address, call); err == nil {
+	if at.address != "" {
+		if err = c.askOne(ctx, at.address, call); err == nil {
 			return resp, nil
 		}
+		c.skip(at.address)
 	}
 	if err := c.ask(ctx, call); err != nil {
 		return nil, fmt.Errorf("explain %s/%d: %w", topic, partition, err)
@@ -72,11 +73,12 @@ func (c *Client) askLeader(ctx context.Context, topic string, partition int32, f
 	defer cancel()
 	fresh := false
 	for attempt := 1; ; attempt++ {
-		address, err := c.leader(ctx, topic, partition, fresh)
-		if err == nil && address != "" {
-			if err = c.askOne(direct(ctx), address, fn); err == nil {
+		at, err := c.leader(ctx, topic, partition, fresh)
+		if err == nil && at.address != "" {
+			if err = c.askOne(direct(ctx), at.address, fn); err == nil {
 				return nil
 			}
+			c.skip(at.address) // it might be silent about who leads, too
 		}
 		if ctx.Err() != nil {
 			return errors.Join(context.Cause(ctx), err)

@@ -72,7 +72,7 @@ func reactToProduce(err error) reaction {
 // reactToRead is the table of a reader: true means go on at the next offset,
 // after looking for the leader again.
 func reactToRead(err error) bool {
-	if errors.Is(err, errStalled) {
+	if errors.Is(err, errStalled) || errors.Is(err, errMoved) {
 		return true
 	}
 	if errors.Is(err, ErrClosed) {
@@ -92,3 +92,9 @@ func reactToRead(err error) bool {
 // askAgain tells whether another broker, or the same one later, may answer a
 // question that this one did not.
 func askAgain(err error) bool { return errors.Is(err, context.DeadlineExceeded) || reactToRead(err) }
+
+// hintOf is the leader that a refusal names.
+func hintOf(e *rpcerr.Error) lead {
+	epoch, _ := e.Int("leader_epoch") // 0 is not known
+	return lead{address: e.Metadata["leader_address"], epoch: int32(epoch)}
+}

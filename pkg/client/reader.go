@@ -91,10 +91,10 @@ type Reader struct {
 	attempt int
 	quiet   time.Time // since when nothing was heard
 
-	stream  brokerv1.LogService_ReadClient // nil between streams
-	cancel  context.CancelCauseFunc
-	address string
-	fresh   bool
+	stream brokerv1.LogService_ReadClient // nil between streams
+	cancel context.CancelCauseFunc
+	at     lead
+	fresh  bool
 
 	batches []byte // what is left of the last answer
 	lineage lineage.Lineage
@@ -200,14 +200,14 @@ func (r *Reader) decoded() (Message, bool, error) {
 			}
 			r.inBatch = false
 			if err := r.records.Err(); err != nil {
-				return Message{}, false, fmt.Errorf("broker %s sent a damaged batch: %w", r.address, err)
+				return Message{}, false, fmt.Errorf("broker %s sent a damaged batch: %w", r.at.address, err)
 			}
 		}
 		if len(r.batches) == 0 {
 			return Message{}, false, nil
 		}
 		if err := r.openBatch(); err != nil {
-			return Message{}, false, fmt.Errorf("broker %s sent a damaged batch: %w", r.address, err)
+			return Message{}, false, fmt.Errorf("broker %s sent a damaged batch: %w", r.at.address, err)
 		}
 	}
 }
@@ -258,7 +258,7 @@ func (r *Reader) fill(ctx context.Context) error {
 	}
 	resp, err := r.receive(ctx)
 	if err != nil {
-		address := r.address
+		address := r.at.address
 		r.hangUp(err)
 		if errors.Is(err, io.EOF) {
 			if r.opts.Follow { // the server ended it without a reason
@@ -293,7 +293,7 @@ func (r *Reader) accept(resp *brokerv1.ReadResponse) error {
 			})
 		}
 		if !r.placed {
-			return rpcerr.Internal(fmt.Errorf("broker %s sent batches before the start of the stream", r.address))
+			return rpcerr.Internal(fmt.Errorf("broker %s sent batches before the start of the stream", r.at.address))
 		}
 		if len(r.batches) > 0 {
 			// Each answer brings its own lineage; offsets go on where they were.
@@ -309,20 +309,25 @@ func (r *Reader) accept(resp *brokerv1.ReadResponse) error {
 
 // connect opens a stream at the leader.
 func (r *Reader) connect(ctx context.Context) error {
-	address, err := r.c.leader(ctx, r.opts.Topic, r.opts.Partition, r.fresh)
+	at, err := r.c.leader(ctx, r.opts.Topic, r.opts.Partition, r.fresh)
 	if err != nil {
 		return err
 	}
-	if address == "" {
+	if at.address == "" {
 		return rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, 0, "%s/%d has no leader now", r.opts.Topic, r.opts.Partition)
 	}
-	service, err := r.c.service(address)
+	r.at = at
+	service, err := r.c.service(at.address)
 	if err != nil {
 		return err
 	}
 	req := &brokerv1.ReadRequest{
 		Topic: r.opts.Topic, Partition: r.opts.Partition, Follow: r.opts.Follow, Format: brokerv1.ReadFormat_READ_FORMAT_BATCHES,
 	}
+	// The stream outlives ctx, which is one call's: receive ties them together.
+	sctx, cancel := context.WithCancelCause(direct(context.WithoutCancel(ctx)))
+	release := r.guard(ctx, cancel, at)
+	defer release()
 	switch {
 	case r.placed:
 		req.Start = &brokerv1.ReadRequest_Offset{Offset: r.next}
@@ -332,27 +337,26 @@ func (r *Reader) connect(ctx context.Context) error {
 	case r.opts.Start.kind == startTime:
 		req.Start = &brokerv1.ReadRequest_Time{Time: timestamppb.New(r.opts.Start.time)}
 	case r.opts.Start.kind == startEnd:
-		if err := r.placeAtEnd(ctx, service); err != nil {
+		if err := r.placeAtEnd(sctx, service); err != nil {
+			err = replacedCause(sctx, err)
+			cancel(err)
 			return err
 		}
 		req.Start = &brokerv1.ReadRequest_Offset{Offset: r.next}
 	}
-	// The stream outlives ctx, which is one call's: receive ties them together.
-	sctx, cancel := context.WithCancelCause(direct(context.WithoutCancel(ctx)))
-	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	defer stop()
 	stream, err := service.Read(sctx, req)
 	if err != nil {
+		err = replacedCause(sctx, err)
 		cancel(err)
 		return err
 	}
-	r.stream, r.cancel, r.address = stream, cancel, address
+	r.stream, r.cancel = stream, cancel
 	r.batches, r.inBatch, r.checked = nil, false, false
 	return nil
 }
 
 func (r *Reader) placeAtEnd(ctx context.Context, service brokerv1.LogServiceClient) error {
-	resp, err := service.ListOffsets(direct(ctx), &brokerv1.ListOffsetsRequest{
+	resp, err := service.ListOffsets(ctx, &brokerv1.ListOffsetsRequest{
 		Topic: r.opts.Topic, Partition: r.opts.Partition,
 		Spec: &brokerv1.ListOffsetsRequest_At{At: brokerv1.OffsetSpec_OFFSET_SPEC_LATEST},
 	})
@@ -363,19 +367,47 @@ func (r *Reader) placeAtEnd(ctx context.Context, service brokerv1.LogServiceClie
 	return nil
 }
 
-// receive takes one answer; the end of ctx, and too long a silence, cancel the
-// stream.
+// receive takes one answer.
 func (r *Reader) receive(ctx context.Context) (*brokerv1.ReadResponse, error) {
-	cancel := r.cancel
-	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	defer stop()
-	timer := time.AfterFunc(r.opts.StallTimeout, func() { cancel(errStalled) })
+	release := r.guard(ctx, r.cancel, r.at)
 	resp, err := r.stream.Recv()
-	stalled := !timer.Stop()
-	if err != nil && stalled && ctx.Err() == nil {
-		return nil, errStalled
+	release()
+	if err != nil && ctx.Err() == nil {
+		err = replacedCause(r.stream.Context(), err)
 	}
 	return resp, err
+}
+
+// guard cancels a wait for the leader at the end of ctx, after too long a
+// silence, and as soon as another broker is known to lead while this one is
+// silent. The wait ends with a call of release.
+func (r *Reader) guard(ctx context.Context, cancel context.CancelCauseFunc, at lead) (release func()) {
+	unlink := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	stall := time.AfterFunc(r.opts.StallTimeout, func() { cancel(errStalled) })
+	watched, end := context.WithCancel(ctx)
+	begun, done := time.Now(), make(chan struct{})
+	doubt := time.AfterFunc(doubtStreamAfter, func() {
+		defer close(done)
+		r.c.watch(watched, r.opts.Topic, r.opts.Partition, at, doubtStreamAfter,
+			func() time.Duration { return time.Since(begun) }, func() { cancel(errMoved) })
+	})
+	return func() {
+		unlink()
+		stall.Stop()
+		end()
+		if !doubt.Stop() {
+			<-done
+		}
+	}
+}
+
+// replacedCause is the reason why a stream was cancelled, where the client itself
+// had one, else err.
+func replacedCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errStalled) || errors.Is(cause, errMoved) {
+		return cause
+	}
+	return err
 }
 
 func (r *Reader) hangUp(err error) {
@@ -402,9 +434,14 @@ func (r *Reader) wait(ctx context.Context, err error) error {
 		return fmt.Errorf("nobody answered for %s; last: %w", r.opts.Patience, err)
 	}
 	r.attempt++
-	r.fresh = true
+	if r.fresh = !errors.Is(err, errMoved); !r.fresh {
+		return nil // it is known who leads now
+	}
+	if errors.Is(err, errStalled) {
+		r.c.skip(r.at.address) // it would be silent about who leads, too
+	}
 	if e, ok := rpcerr.From(err); ok && e.Reason == errorsv1.ErrorReason_ERROR_REASON_NOT_LEADER {
-		if hint := e.Metadata["leader_address"]; hint != "" && hint != r.address {
+		if hint := hintOf(e); hint.address != "" && hint.address != r.at.address {
 			r.c.topicState(r.opts.Topic).hint(r.opts.Partition, hint)
 			if r.attempt == 1 {
 				r.fresh = false

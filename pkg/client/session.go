@@ -15,17 +15,6 @@ import (
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 )
 
-// errStalled says that a leader was silent for too long.
-var errStalled = errors.New("the leader gave no answer in time")
-
-// errMoved says that another broker leads while the one asked says nothing.
-var errMoved = errors.New("another broker leads the partition")
-
-// doubtAfter is how long a leader may be silent about a batch before another
-// broker is asked who leads: a process that was paused, or cut off, can't say
-// itself that it was replaced.
-const doubtAfter = 2 * time.Second
-
 // idleStream is how long a stream is kept open without a batch.
 const idleStream = 10 * time.Second
 
@@ -39,62 +28,41 @@ type answer struct {
 // says whether a batch was acked; a nil error means that nothing is left to do.
 func (l *lane) session(ctx context.Context, fresh bool) (answered bool, address string, err error) {
 	c, opts := l.p.c, &l.p.opts
-	if address, err = c.leader(ctx, opts.Topic, l.partition, fresh); err != nil {
+	at, err := c.leader(ctx, opts.Topic, l.partition, fresh)
+	if err != nil {
 		return false, "", err
 	}
-	if address == "" {
+	if at.address == "" {
 		return false, "", rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, 0, "%s/%d has no leader now", opts.Topic, l.partition)
 	}
-	service, err := c.service(address)
+	service, err := c.service(at.address)
 	if err != nil {
-		return false, address, err
+		return false, at.address, err
 	}
 	ctx, cancel := context.WithCancelCause(direct(ctx))
-	stream, err := service.Produce(ctx)
-	if err != nil {
-		cancel(nil)
-		return false, address, err
-	}
-	answers := make(chan answer)
 	var helpers sync.WaitGroup
-	helpers.Go(func() { receive(ctx, stream, answers) })
 	defer helpers.Wait()
 	defer cancel(nil)
 
-	stall := time.AfterFunc(opts.StallTimeout, func() { cancel(errStalled) })
-	defer stall.Stop()
-	s := &session{l: l, stream: stream, address: address, answers: answers, stall: stall}
-	helpers.Go(func() { s.doubt(ctx, cancel) })
-	err = s.run(ctx)
+	// The opening is watched too: a connection to a paused process takes a while
+	// to fail.
+	s := &session{l: l, address: at.address, begun: time.Now()}
+	s.since.Store(1)
+	s.stall = time.AfterFunc(opts.StallTimeout, func() { cancel(errStalled) })
+	defer s.stall.Stop()
+	helpers.Go(func() {
+		c.watch(ctx, opts.Topic, l.partition, at, doubtAfter, s.silent, func() { cancel(errMoved) })
+	})
+	if s.stream, err = service.Produce(ctx); err == nil {
+		answers := make(chan answer)
+		s.answers = answers
+		helpers.Go(func() { receive(ctx, s.stream, answers) })
+		err = s.run(ctx)
+	}
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, errStalled) || errors.Is(cause, errMoved)) {
 		err = cause
 	}
-	return s.answered, address, err
-}
-
-// doubt ends the session when the leader is silent and another broker is said
-// to lead.
-func (s *session) doubt(ctx context.Context, cancel context.CancelCauseFunc) {
-	tick := time.NewTicker(doubtAfter)
-	defer tick.Stop()
-	for last := int64(-1); ; {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		oldest := s.oldest.Load()
-		if oldest == 0 || oldest != last {
-			last = oldest
-			continue
-		}
-		c, opts := s.l.p.c, &s.l.p.opts
-		address, err := c.leader(ctx, opts.Topic, s.l.partition, true)
-		if err == nil && address != "" && address != s.address && s.oldest.Load() == oldest {
-			cancel(errMoved)
-			return
-		}
-	}
+	return s.answered, at.address, err
 }
 
 func receive(ctx context.Context, stream brokerv1.LogService_ProduceClient, answers chan<- answer) {
@@ -121,22 +89,37 @@ type session struct {
 	request  int64 // number of the last request
 	head     int64 // number of the oldest request without an answer
 	answered bool
-	// oldest is the number of the oldest request without an answer, 0 when
-	// there is none.
-	oldest atomic.Int64
+	noted    int64 // the request that since is about
+	// since is for how long after begun the oldest request without an answer has
+	// been that, 0 when there is none.
+	begun time.Time
+	since atomic.Int64
 }
 
-// note keeps oldest true.
+// note keeps since true.
 func (s *session) note() {
-	if s.request < s.head {
-		s.oldest.Store(0)
-		return
+	switch {
+	case s.request < s.head:
+		s.since.Store(0)
+	case s.noted != s.head:
+		s.since.Store(max(1, int64(time.Since(s.begun))))
+		s.noted = s.head
 	}
-	s.oldest.Store(s.head)
+}
+
+// silent is how long the leader has said nothing about the oldest request.
+func (s *session) silent() time.Duration {
+	since := s.since.Load()
+	if since == 0 {
+		return 0
+	}
+	return time.Since(s.begun) - time.Duration(since)
 }
 
 func (s *session) run(ctx context.Context) error {
 	s.head = 1
+	s.note()
+	s.stall.Reset(s.l.p.opts.StallTimeout)
 	for _, b := range s.l.inFlight() {
 		if err := s.send(ctx, b); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/braidlog/braid/pkg/backoff"
@@ -77,11 +78,11 @@ func (c *Client) awaitDurability(ctx context.Context, topic string, partition in
 	}
 	fresh := false
 	for attempt := 1; ; attempt++ {
-		address, err := c.leader(ctx, topic, partition, fresh)
-		if err == nil && address != "" {
+		at, err := c.leader(ctx, topic, partition, fresh)
+		if err == nil && at.address != "" {
 			var resp *brokerv1.AwaitDurabilityResponse
-			if resp, err = c.awaitOnce(ctx, address, req); err == nil {
-				return levelsOf(resp.GetLevels()), address, nil
+			if resp, err = c.awaitOnce(ctx, at, req); err == nil {
+				return levelsOf(resp.GetLevels()), at.address, nil
 			}
 		}
 		if ctx.Err() != nil {
@@ -90,17 +91,34 @@ func (c *Client) awaitDurability(ctx context.Context, topic string, partition in
 		if err != nil && !reactToRead(err) { // a question, so what goes for a read goes here
 			return 0, "", err
 		}
-		fresh = true
+		if fresh = !errors.Is(err, errMoved); !fresh {
+			continue // it is known who leads now
+		}
 		_ = backoff.Sleep(ctx, c.retryDelay(attempt, err)) // the next round looks at ctx
 	}
 }
 
-func (c *Client) awaitOnce(ctx context.Context, address string, req *brokerv1.AwaitDurabilityRequest) (*brokerv1.AwaitDurabilityResponse, error) {
-	service, err := c.service(address)
+// awaitOnce asks one leader, for a while: then it is time to ask whether it still
+// leads. errMoved says that another one does already.
+func (c *Client) awaitOnce(ctx context.Context, at lead, req *brokerv1.AwaitDurabilityRequest) (*brokerv1.AwaitDurabilityResponse, error) {
+	service, err := c.service(at.address)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(direct(ctx), 20*time.Second) // then ask whether it still leads
-	defer cancel()
-	return service.AwaitDurability(ctx, req)
+	ctx, stop := context.WithTimeout(direct(ctx), 20*time.Second)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer cancel(nil)
+	begun := time.Now()
+	watcher.Go(func() {
+		c.watch(ctx, req.GetTopic(), req.GetPartition(), at, doubtAfter,
+			func() time.Duration { return time.Since(begun) }, func() { cancel(errMoved) })
+	})
+	resp, err := service.AwaitDurability(ctx, req)
+	if err != nil && errors.Is(context.Cause(ctx), errMoved) {
+		err = errMoved
+	}
+	return resp, err
 }

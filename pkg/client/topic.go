@@ -48,11 +48,15 @@ type topicState struct {
 	// asking is held while a broker is asked, so that those who need the
 	// same answer wait for one question.
 	asking sync.Mutex
+	// doubting, of capacity 1, is held while several brokers are asked about a
+	// silent leader; it guards doubted, the time when that was done last.
+	doubting chan struct{}
+	doubted  time.Time
 
 	mu      sync.Mutex // guards all below
 	topic   *Topic     // immutable once here; nil before the first answer
 	asked   time.Time
-	leaders map[int32]string // by partition, from hints newer than topic
+	leaders map[int32]lead // by partition, from hints newer than topic
 }
 
 func (c *Client) topicState(name string) *topicState {
@@ -60,7 +64,7 @@ func (c *Client) topicState(name string) *topicState {
 	defer c.mu.Unlock()
 	st, ok := c.topics[name]
 	if !ok {
-		st = &topicState{leaders: map[int32]string{}}
+		st = &topicState{leaders: map[int32]lead{}, doubting: make(chan struct{}, 1)}
 		c.topics[name] = st
 	}
 	return st
@@ -94,6 +98,10 @@ func (c *Client) describeTopic(ctx context.Context, name string) (*Topic, error)
 	if err != nil {
 		return nil, fmt.Errorf("describe topic %s: %w", name, err)
 	}
+	return topicOf(resp), nil
+}
+
+func topicOf(resp *brokerv1.DescribeTopicResponse) *Topic {
 	out := &Topic{
 		ID: resp.GetTopicId(), Name: resp.GetName(),
 		MinAckLevel: Level(resp.GetMinAckLevel()), MaxBatchBytes: resp.GetMaxBatchBytes(),
@@ -105,7 +113,7 @@ func (c *Client) describeTopic(ctx context.Context, name string) (*Topic, error)
 			LeaderEpoch: p.GetLeaderEpoch(), Opened: p.GetOpened(),
 		}
 	}
-	return out, nil
+	return out
 }
 
 func (st *topicState) put(topic *Topic, now time.Time) {
@@ -115,44 +123,45 @@ func (st *topicState) put(topic *Topic, now time.Time) {
 	clear(st.leaders)
 }
 
-// hint remembers a leader's address from a refusal.
-func (st *topicState) hint(partition int32, address string) {
+// hint remembers a leader from a refusal.
+func (st *topicState) hint(partition int32, at lead) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.leaders[partition] = address
+	st.leaders[partition] = at
 }
 
-func (st *topicState) known(partition int32) (address string, topic *Topic, asked time.Time) {
+func (st *topicState) known(partition int32) (at lead, topic *Topic, asked time.Time) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	address = st.leaders[partition]
-	if address == "" && st.topic != nil && int(partition) < len(st.topic.Partitions) {
-		address = st.topic.Partitions[partition].LeaderAddress
+	at = st.leaders[partition]
+	if at.address == "" && st.topic != nil && int(partition) < len(st.topic.Partitions) {
+		p := &st.topic.Partitions[partition]
+		at = lead{address: p.LeaderAddress, epoch: p.LeaderEpoch}
 	}
-	return address, st.topic, st.asked
+	return at, st.topic, st.asked
 }
 
-// leader is the address of a partition's leader, "" when there is none now.
+// leader is a partition's leader, with an empty address when there is none now.
 // With fresh, brokers are asked unless that happened a moment ago.
-func (c *Client) leader(ctx context.Context, name string, partition int32, fresh bool) (string, error) {
+func (c *Client) leader(ctx context.Context, name string, partition int32, fresh bool) (lead, error) {
 	st := c.topicState(name)
-	address, topic, asked := st.known(partition)
-	if !fresh && address != "" {
-		return address, nil
+	at, topic, asked := st.known(partition)
+	if !fresh && at.address != "" {
+		return at, nil
 	}
 	if topic == nil || time.Since(asked) >= refreshPause {
 		st.asking.Lock()
 		if _, _, again := st.known(partition); again.Equal(asked) {
 			if _, err := c.DescribeTopic(ctx, name); err != nil {
 				st.asking.Unlock()
-				return "", err
+				return lead{}, err
 			}
 		}
 		st.asking.Unlock()
 	}
-	address, topic, _ = st.known(partition)
+	at, topic, _ = st.known(partition)
 	if partition < 0 || int(partition) >= len(topic.Partitions) {
-		return "", rpcerr.UnknownTopicOrPartition(fmt.Sprintf("%s/%d", name, partition))
+		return lead{}, rpcerr.UnknownTopicOrPartition(fmt.Sprintf("%s/%d", name, partition))
 	}
-	return address, nil
+	return at, nil
 }
