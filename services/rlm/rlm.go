@@ -137,27 +137,29 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 	return s, nil
 }
 
-// telemetry takes the given one or builds its own.
+// telemetry takes the given one or builds its own, and opens its private pages.
 func (s *Server) telemetry(ctx context.Context, deps Deps) (*telemetry.Telemetry, error) {
-	if deps.Telemetry != nil {
-		return deps.Telemetry, nil
+	tel := deps.Telemetry
+	if tel == nil {
+		var err error
+		tel, err = telemetry.New(ctx, s.cfg.Telemetry, telemetry.Identity{
+			Service: "rlm", Instance: "rlm-" + strconv.Itoa(s.cfg.ID), Version: deps.Version, Zone: s.cfg.Zone,
+		}, telemetry.Options{})
+		if err != nil {
+			return nil, err
+		}
+		s.onClose(func() error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			return tel.Shutdown(ctx)
+		})
 	}
-	tel, err := telemetry.New(ctx, s.cfg.Telemetry, telemetry.Identity{
-		Service: "rlm", Instance: "rlm-" + strconv.Itoa(s.cfg.ID), Version: deps.Version, Zone: s.cfg.Zone,
-	}, telemetry.Options{})
+	private, err := tel.Server(ctx, deps.Redacted)
 	if err != nil {
 		return nil, err
 	}
-	s.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		return tel.Shutdown(ctx)
-	})
-	if s.private, err = tel.Server(ctx, deps.Redacted); err != nil {
-		return nil, err
-	}
-	if s.private != nil {
-		s.onClose(s.private.Close)
+	if s.private = private; private != nil {
+		s.onClose(private.Close)
 	}
 	return tel, nil
 }
