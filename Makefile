@@ -48,8 +48,9 @@ fuzz: bin/house ## Run every fuzz target for FUZZTIME (10s)
 	bin/house fuzz | while read -r dir name; do echo "fuzz $$dir $$name"; \
 	  go test -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) "./$$dir" </dev/null; done
 
-generate: $(CODEGEN) ## Generate Go code from proto/ (committed)
+generate: $(CODEGEN) bin/braid ## Generate Go code from proto/, and docs/configuration.md from the settings (committed)
 	bin/buf generate
+	new=$$(mktemp); trap 'rm -f "$$new"' EXIT; bin/braid reference > "$$new"; cat "$$new" > docs/configuration.md
 
 lint: verify-house verify-proto verify-generated verify-modules verify-code ## Check all that can be checked without running it
 
@@ -67,9 +68,10 @@ verify-proto: bin/buf ## Check the schemas: lint, format, compatibility with mai
 	old=$$(mktemp -d); trap 'rm -rf "$$old"' EXIT; git archive $(AGAINST) buf.yaml proto | tar -x -C "$$old"; \
 	echo 'bin/buf breaking --against $(AGAINST)'; bin/buf breaking --against "$$old"
 
-verify-generated: $(CODEGEN) ## Check that the generated code is up to date
+verify-generated: $(CODEGEN) bin/braid ## Check that what is generated is up to date
 	@new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; bin/buf generate -o "$$new"; \
 	diff -r "$$new/proto/gen/go" proto/gen/go || { echo 'generated code is stale: run make generate'; exit 1; }
+	@bin/braid reference | diff docs/configuration.md - || { echo 'docs/configuration.md is stale: run make generate'; exit 1; }
 
 verify-modules: ## Check that each module builds and vets alone, outside the workspace
 	@for m in $(MODULES); do echo "go vet $$m"; GOWORK=off go -C $$m vet -mod=readonly ./...; done

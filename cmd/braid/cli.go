@@ -57,7 +57,7 @@ type command struct {
 func commands() []*command {
 	return []*command{
 		devCommand(), demoCommand(), topicCommand(), produceCommand(), consumeCommand(),
-		segmentsCommand(), explainCommand(), versionCommand(),
+		segmentsCommand(), explainCommand(), versionCommand(), referenceCommand(),
 		roleCommand("broker"), roleCommand("rlm"), roleCommand("metadata"),
 	}
 }
