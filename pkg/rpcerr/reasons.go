@@ -139,11 +139,12 @@ func Conflict(subject string) *Error {
 	return New(codes.Aborted, errorsv1.ErrorReason_ERROR_REASON_CONFLICT, "%s was changed by somebody else", subject)
 }
 
-// OffsetOutOfRange reports that the offset isn't in [logStart, logEnd); the high
-// watermark is exclusive, too.
+// OffsetOutOfRange reports that the offset is not one that may be asked for:
+// those are logStart to logEnd, which is the next one to be written, both
+// included. The high watermark is exclusive.
 func OffsetOutOfRange(partition string, offset, logStart, highWatermark, logEnd int64) *Error {
 	return New(codes.OutOfRange, errorsv1.ErrorReason_ERROR_REASON_OFFSET_OUT_OF_RANGE,
-		"offset %d of %s is outside [%d, %d)", offset, partition, logStart, logEnd).
+		"offset %d of %s is outside [%d, %d]", offset, partition, logStart, logEnd).
 		With("log_start", logStart).With("high_watermark", highWatermark).With("log_end", logEnd)
 }
 
@@ -230,9 +231,14 @@ func ChainMismatch(partition string, offset int64, expected, actual [16]byte) *E
 		With("offset", offset).With("expected", fmt.Sprintf("%x", expected)).With("actual", fmt.Sprintf("%x", actual))
 }
 
-// DataDamaged reports that stored bytes are damaged. where is a segment id or file; the
-// damage is in the length bytes from position, at or after the record offset.
+// DataDamaged reports that stored bytes are damaged. where is an object or a file; the
+// damage is in the length bytes from position, at or after the record offset. A length
+// of 0 says that where itself is missing.
 func DataDamaged(where string, offset, position, length int64) *Error {
+	if length == 0 {
+		return New(codes.DataLoss, errorsv1.ErrorReason_ERROR_REASON_DATA_DAMAGED, "%s is missing", where).
+			With("where", where).With("offset", offset).With("position", position).With("length", length)
+	}
 	return New(codes.DataLoss, errorsv1.ErrorReason_ERROR_REASON_DATA_DAMAGED,
 		"%s is damaged in bytes [%d, %d)", where, position, position+length).
 		With("where", where).With("offset", offset).With("position", position).With("length", length)

@@ -218,3 +218,11 @@ func TestFactsAndClassifier(t *testing.T) {
 	assert.Equal(t, "a: x (and 1 more)", multi.Message)
 	assert.Len(t, multi.Violations, 2)
 }
+
+// What people read: the end of the log may be asked for, and what is missing has
+// no bytes.
+func TestTextsOfPositions(t *testing.T) {
+	require.Contains(t, rpcerr.OffsetOutOfRange("t-0", 99, 5, 8, 9).Error(), "offset 99 of t-0 is outside [5, 9]")
+	require.Contains(t, rpcerr.DataDamaged("object c/wal/x", 5, 10, 3).Error(), "object c/wal/x is damaged in bytes [10, 13)")
+	require.Contains(t, rpcerr.DataDamaged("object c/wal/x", 5, 0, 0).Error(), "object c/wal/x is missing")
+}

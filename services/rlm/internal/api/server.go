@@ -85,7 +85,11 @@ func mapError(err error) error {
 		return rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_LIMIT_EXCEEDED, limit.Scope,
 			fmt.Sprintf("%d bytes held by slow readers; resume where the stream ended", limit.Actual), limit.Limit, retryAfter).WithCause(err)
 	case errors.As(err, &damage):
-		return rpcerr.DataDamaged(damage.Object, damage.Offset, damage.Position, damage.Length).WithCause(err)
+		if damage.Length == 0 { // how much is not known
+			return rpcerr.New(codes.DataLoss, errorsv1.ErrorReason_ERROR_REASON_DATA_DAMAGED, "object %s is damaged", damage.Object).
+				With("where", damage.Object).With("offset", damage.Offset).WithCause(err)
+		}
+		return rpcerr.DataDamaged("object "+damage.Object, damage.Offset, damage.Position, damage.Length).WithCause(err)
 	case errors.Is(err, fetcher.ErrUnavailable):
 		return rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_OBJECT_STORE_UNREACHABLE, retryAfter, "the object store can't be read now").WithCause(err)
 	}
