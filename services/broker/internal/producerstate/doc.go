@@ -18,6 +18,17 @@
 // kept, on which a client goes on with a new epoch; sequence 0 is accepted. The
 // removal of old records changes nothing here: state lives by expiry alone.
 //
+// # Lost bytes
+//
+// Where a part of the log is lost for good and was all that told of some
+// batches, the state goes on behind it (MissTo). What that does to a client is
+// always told to it and never silent: a producer known only from the lost bytes
+// is an unknown one, so a sequence above 0 is a SequenceGapError; one last seen
+// below them still gets its remembered batches answered, and everything else of
+// the same epoch is a SequenceGapError, because the lost bytes may hold it. Only
+// sequence 0 of an unknown producer, or of a newer epoch, is taken: should it
+// repeat a batch in the lost bytes, nobody can read that one any more.
+//
 // # Expiry
 //
 // Only a leader expires producers, by its own monotonic clock and since when it

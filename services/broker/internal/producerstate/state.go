@@ -114,10 +114,17 @@ type SequenceGapError struct {
 	// Behind says that the sequence lies below the expected one without being
 	// one of the batches remembered: it is older than those, or cut otherwise.
 	Behind bool
-	Kept   Kept
+	// Doubtful says that a part of the log behind the last batch kept could not
+	// be looked at: the batch may be stored there, or be the next one.
+	Doubtful bool
+	Kept     Kept
 }
 
 func (e *SequenceGapError) Error() string {
+	if e.Doubtful {
+		return fmt.Sprintf("producerstate: sequence %d of producer %d, of which records behind sequence %d at offset %d may be lost",
+			e.BaseSequence, e.ProducerID, e.Kept.LastSequence, e.Kept.LastOffset)
+	}
 	if !e.Kept.Known {
 		return fmt.Sprintf("producerstate: sequence %d of producer %d, of which nothing is kept", e.BaseSequence, e.ProducerID)
 	}
@@ -178,6 +185,7 @@ type State struct {
 	byID     map[int64]*producer
 	root     producer // of the list: next is used longest ago
 	expiries []Expiry // by offset, not yet forgotten
+	missed   int64    // end of the last part of the log that could not be looked at, 0 if none
 }
 
 // New returns the state of a log that holds nothing below end.
@@ -223,6 +231,9 @@ func (s *State) Check(b record.ProducerBatch) (Decision, error) {
 		if k := &p.batches[i]; k.BaseSequence == b.BaseSequence && k.LastSequence == b.LastSequence {
 			return Decision{Verdict: Duplicate, BaseOffset: k.BaseOffset, EndOffset: k.EndOffset()}, nil
 		}
+	}
+	if p.last().BaseOffset < s.missed {
+		return Decision{}, &SequenceGapError{ProducerID: b.ProducerID, BaseSequence: b.BaseSequence, Doubtful: true, Kept: p.kept()}
 	}
 	expected := record.NextSequence(p.last().LastSequence, 1)
 	if b.BaseSequence == expected {
@@ -280,6 +291,21 @@ func (s *State) remove(p *producer) {
 // AdvanceTo notes that the log up to end was looked at: batches without a
 // producer move the end only. A lower end changes nothing.
 func (s *State) AdvanceTo(end int64) { s.end = max(s.end, end) }
+
+// MissTo notes that the log from the state's end up to end can't be looked at,
+// ever. From then on a batch of a producer that was last seen below is a
+// SequenceGapError unless it is one of those remembered: what would be the next
+// one may be stored in the part that was missed. Whatever is learnt of a
+// producer above end makes it certain again. A lower end changes nothing.
+func (s *State) MissTo(end int64) {
+	if end > s.end {
+		s.end, s.missed = end, end
+	}
+}
+
+// Missed is the end of the last part of the log that could not be looked at, 0
+// if there is none.
+func (s *State) Missed() int64 { return s.missed }
 
 // Expire forgets the producers that were not heard of for ttl, records it at
 // the current end and returns what was forgotten. Only a leader calls it.
@@ -392,7 +418,7 @@ func (s *State) TruncateTo(to int64, from Snapshot, batches iter.Seq[record.Prod
 	}
 	next.sortBySeen()
 	root := &s.root
-	*s = State{max: s.max, end: next.end, byID: next.byID, expiries: next.expiries}
+	*s = State{max: s.max, end: next.end, byID: next.byID, expiries: next.expiries, missed: s.missed}
 	root.prev, root.next = root, root
 	for p := next.root.next; p != &next.root; {
 		after := p.next

@@ -47,6 +47,7 @@ func (s *State) Merge(sum Summary) error {
 		return err
 	}
 	if sum.Complete {
+		s.missed = 0
 		for s.root.next != &s.root {
 			s.remove(s.root.next)
 		}
@@ -90,11 +91,14 @@ type Snapshot struct {
 	Producers []Producer
 	// Expiries are those that were recorded and not forgotten, by offset.
 	Expiries []Expiry
+	// Missed is State.Missed. It is not part of the encoding: a state that missed
+	// something is not to be saved.
+	Missed int64
 }
 
 // Snapshot copies the whole state.
 func (s *State) Snapshot() Snapshot {
-	return Snapshot{End: s.end, Producers: s.producers(), Expiries: slices.Clone(s.expiries)}
+	return Snapshot{End: s.end, Producers: s.producers(), Expiries: slices.Clone(s.expiries), Missed: s.missed}
 }
 
 // producers lists all producers by id.
@@ -121,7 +125,7 @@ func Restore(opts Options, from Snapshot) (*State, error) {
 	for i := range from.Producers {
 		s.load(&from.Producers[i])
 	}
-	s.expiries = slices.Clone(from.Expiries)
+	s.expiries, s.missed = slices.Clone(from.Expiries), from.Missed
 	return s, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/braidlog/braid/pkg/chainhash"
+	"github.com/braidlog/braid/pkg/walobject"
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
@@ -30,8 +31,11 @@ func (r *Range) Object() *logv1.ObjectRef {
 	return &logv1.ObjectRef{Incarnation: r.Incarnation, RlmEpoch: r.RLMEpoch, Sequence: r.Sequence, Attempt: r.Attempt}
 }
 
-// ObjectString is the object's identity for logs and errors.
-func (r *Range) ObjectString() string {
+// ObjectName is the name in the bucket of the object that holds the range.
+func (r *Range) ObjectName(clusterID string) string { return walobject.Name(clusterID, r.Object()) }
+
+// rankKey spreads objects over the remote-log managers.
+func (r *Range) rankKey() string {
 	return fmt.Sprintf("object %08x/%d/%d/%d", r.Incarnation, r.RLMEpoch, r.Sequence, r.Attempt)
 }
 
@@ -56,15 +60,30 @@ func FromProto(m *metadatav1.SegmentRange) (Range, error) {
 
 // Ranges are a partition's committed ranges in order of offset.
 type Ranges struct {
-	mu   sync.RWMutex // guards list
-	list []Range
+	mu       sync.RWMutex // guards all below
+	list     []Range
+	replaced chan struct{} // closed by the next Replace; nil while nobody waits
 }
 
 // Replace takes a whole list.
 func (l *Ranges) Replace(list []Range) {
 	l.mu.Lock()
 	l.list = list
+	if l.replaced != nil {
+		close(l.replaced)
+		l.replaced = nil
+	}
 	l.mu.Unlock()
+}
+
+// Replaced returns a channel that is closed by the next [Ranges.Replace].
+func (l *Ranges) Replaced() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.replaced == nil {
+		l.replaced = make(chan struct{})
+	}
+	return l.replaced
 }
 
 // Append adds the range behind the last one; one that is held already changes

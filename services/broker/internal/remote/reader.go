@@ -36,11 +36,12 @@ var (
 // DamageError says that the bytes of a range are not what was committed.
 type DamageError struct {
 	Range  Range
+	Object string // its name in the bucket, empty when not known
 	Reason error
 }
 
 func (e *DamageError) Error() string {
-	return fmt.Sprintf("remote: range [%d, %d) in %s is damaged: %v", e.Range.Base, e.Range.End, e.Range.ObjectString(), e.Reason)
+	return fmt.Sprintf("remote: range [%d, %d) in object %s is damaged: %v", e.Range.Base, e.Range.End, e.Object, e.Reason)
 }
 
 func (e *DamageError) Unwrap() error { return e.Reason }
@@ -74,7 +75,7 @@ func (r *Reader) Fetch(ctx context.Context, rg Located, epochs record.Epochs) ([
 		return data, nil
 	}
 	var data []byte
-	err := r.each(ctx, rg.ObjectString(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
+	err := r.each(ctx, rg.rankKey(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
 		got, err := readWal(ctx, c, clusterID, &rg.Range)
 		if err != nil {
 			return err
@@ -88,6 +89,9 @@ func (r *Reader) Fetch(ctx context.Context, rg Located, epochs record.Epochs) ([
 	if err != nil {
 		if damage := (*DamageError)(nil); errors.As(err, &damage) && damage.Range.Length == 0 {
 			damage.Range = rg.Range // a manager's own finding
+		}
+		if damage := (*DamageError)(nil); errors.As(err, &damage) {
+			damage.Object = r.ObjectName(&rg.Range)
 		}
 		return nil, err
 	}
@@ -103,7 +107,7 @@ func readWal(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterI
 	defer cancel()
 	s, err := c.ReadWal(ctx, &remotelogv1.ReadWalRequest{ClusterId: clusterID, Object: rg.Object(), Position: rg.Position, LengthBytes: rg.Length})
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", rg.ObjectString(), err)
+		return nil, fmt.Errorf("read %s: %w", rg.ObjectName(clusterID), err)
 	}
 	buf := make([]byte, 0, rg.Length)
 	for {
@@ -112,7 +116,7 @@ func readWal(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterI
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", rg.ObjectString(), err)
+			return nil, fmt.Errorf("read %s: %w", rg.ObjectName(clusterID), err)
 		}
 		if int64(len(buf)+len(m.GetData())) > rg.Length {
 			return nil, &DamageError{Range: *rg, Reason: errors.New("more bytes came than were asked for")}
@@ -161,20 +165,61 @@ const (
 	footerCalls    = 4
 )
 
+// ObjectName is the name in the bucket of the object that holds a range.
+func (r *Reader) ObjectName(rg *Range) string { return rg.ObjectName(r.view().ClusterID) }
+
+// Loss says that what the bucket should hold of a range is not there, for
+// certain: its object is absent (Err is [ErrNotFound]) or damaged (a
+// [*DamageError]). A bucket that can't be asked loses nothing.
+type Loss struct {
+	Index int // of the range asked for
+	Err   error
+}
+
 // Footers returns what the objects say of ranges of one partition, in their
-// order.
-func (r *Reader) Footers(ctx context.Context, id *logv1.TopicIdPartition, ranges []Range) ([]*storagev1.RangeFooter, error) {
-	out := make([]*storagev1.RangeFooter, len(ranges))
+// order; nil for those that are lost, which are listed by index. One lost
+// object costs only its own ranges. An error says that the answer is not known,
+// [ErrUnavailable] or the end of ctx.
+func (r *Reader) Footers(ctx context.Context, id *logv1.TopicIdPartition, ranges []Range) ([]*storagev1.RangeFooter, []Loss, error) {
+	out, losses := make([]*storagev1.RangeFooter, len(ranges)), make([]error, len(ranges))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(footerCalls)
 	for first := 0; first < len(ranges); first += footersPerCall {
 		end := min(first+footersPerCall, len(ranges))
-		g.Go(func() error { return r.footers(ctx, id, ranges[first:end], out[first:end]) })
+		g.Go(func() error { return r.found(ctx, id, ranges[first:end], out[first:end], losses[first:end]) })
 	}
 	if err := g.Wait(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return out, nil
+	var lost []Loss
+	for i, err := range losses {
+		if err != nil {
+			lost = append(lost, Loss{Index: i, Err: err})
+		}
+	}
+	return out, lost, nil
+}
+
+// found fills out, or losses, for each of the ranges. A call fails as a whole, so
+// what is lost is found by halving.
+func (r *Reader) found(ctx context.Context, id *logv1.TopicIdPartition, ranges []Range, out []*storagev1.RangeFooter, losses []error) error {
+	err := r.footers(ctx, id, ranges, out)
+	var damage *DamageError
+	if err == nil || !errors.Is(err, ErrNotFound) && !errors.As(err, &damage) {
+		return err
+	}
+	if len(ranges) == 1 {
+		if damage != nil {
+			damage.Range, damage.Object = ranges[0], r.ObjectName(&ranges[0])
+		}
+		losses[0] = err
+		return nil
+	}
+	half := len(ranges) / 2
+	if err := r.found(ctx, id, ranges[:half], out[:half], losses[:half]); err != nil {
+		return err
+	}
+	return r.found(ctx, id, ranges[half:], out[half:], losses[half:])
 }
 
 // footers fills out with the footers of ranges.
@@ -183,7 +228,7 @@ func (r *Reader) footers(ctx context.Context, id *logv1.TopicIdPartition, ranges
 	for i := range ranges {
 		req.Ranges = append(req.Ranges, &remotelogv1.RangeLocation{Object: ranges[i].Object(), ObjectSizeBytes: ranges[i].ObjectSize, BaseOffset: ranges[i].Base})
 	}
-	return r.each(ctx, ranges[0].ObjectString(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
+	return r.each(ctx, ranges[0].rankKey(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
 		req.ClusterId = clusterID
 		resp, err := c.ReadRangeFooters(ctx, req)
 		if err != nil {

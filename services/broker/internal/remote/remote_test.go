@@ -2,6 +2,7 @@ package remote_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"net"
@@ -224,8 +225,9 @@ func TestFootersAreAskedForInSeveralCallsAtOnce(t *testing.T) {
 	for i := range int64(250) {
 		ranges = append(ranges, remote.Range{Base: 10 * i, End: 10*i + 10, ObjectSize: 1000, Incarnation: 7, RLMEpoch: 1, Sequence: i + 1, Attempt: 1})
 	}
-	footers, err := network(t, 0, c, c).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	footers, lost, err := network(t, 0, c, c).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
 	require.NoError(t, err)
+	require.Empty(t, lost)
 	require.Len(t, footers, len(ranges))
 	for i, f := range footers {
 		require.Equal(t, ranges[i].Base, f.GetRange().GetBaseOffset())
@@ -238,7 +240,61 @@ func TestFootersAreAskedForInSeveralCallsAtOnce(t *testing.T) {
 	}
 	require.Equal(t, len(ranges), sum)
 
-	_, err = network(t, 0, &manager{}).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	_, _, err = network(t, 0, &manager{}).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	require.ErrorIs(t, err, remote.ErrUnavailable)
+}
+
+// librarian answers for footers, but not for some sequences.
+type librarian struct {
+	remotelogv1.UnimplementedRemoteLogServiceServer
+	bad   map[int64]codes.Code
+	calls atomic.Int64
+}
+
+func (l *librarian) ReadRangeFooters(_ context.Context, req *remotelogv1.ReadRangeFootersRequest) (*remotelogv1.ReadRangeFootersResponse, error) {
+	l.calls.Add(1)
+	resp := &remotelogv1.ReadRangeFootersResponse{}
+	for _, r := range req.GetRanges() {
+		if c, ok := l.bad[r.GetObject().GetSequence()]; ok {
+			return nil, status.Error(c, "no")
+		}
+		resp.Footers = append(resp.Footers, &storagev1.RangeFooter{Range: &logv1.RangeDescriptor{BaseOffset: r.GetBaseOffset(), EndOffset: r.GetBaseOffset() + 10}})
+	}
+	return resp, nil
+}
+
+// A lost object costs its own ranges; a store that can't be asked loses nothing.
+func TestLostFootersAreToldApart(t *testing.T) {
+	var ranges []remote.Range
+	for i := range int64(250) {
+		ranges = append(ranges, remote.Range{Base: 10 * i, End: 10*i + 10, ObjectSize: 1000, Incarnation: 7, RLMEpoch: 1, Sequence: i + 1, Attempt: 1})
+	}
+	l := &librarian{bad: map[int64]codes.Code{3: codes.NotFound, 100: codes.DataLoss, 101: codes.NotFound, 250: codes.DataLoss}}
+	footers, lost, err := network(t, 0, l).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
+	require.NoError(t, err)
+	var at []int
+	for _, loss := range lost {
+		at = append(at, loss.Index)
+		require.Nil(t, footers[loss.Index])
+		var damage *remote.DamageError
+		if errors.As(loss.Err, &damage) {
+			require.Equal(t, ranges[loss.Index], damage.Range)
+			require.Contains(t, loss.Err.Error(), ranges[loss.Index].ObjectName("c"))
+		} else {
+			require.ErrorIs(t, loss.Err, remote.ErrNotFound)
+		}
+	}
+	require.Equal(t, []int{2, 99, 100, 249}, at)
+	for i, f := range footers {
+		if f != nil {
+			require.Equal(t, ranges[i].Base, f.GetRange().GetBaseOffset())
+		}
+	}
+	t.Logf("%d calls for 250 ranges, 4 of them lost", l.calls.Load())
+	require.Less(t, l.calls.Load(), int64(60))
+
+	l.bad[120] = codes.Unavailable
+	_, _, err = network(t, 0, l).Footers(t.Context(), &logv1.TopicIdPartition{TopicId: "t"}, ranges)
 	require.ErrorIs(t, err, remote.ErrUnavailable)
 }
 

@@ -226,7 +226,7 @@ type OffsetOutOfRangeError struct {
 }
 
 func (e *OffsetOutOfRangeError) Error() string {
-	return fmt.Sprintf("offset %d is outside of [%d, %d)", e.Offset, e.LogStart, e.LogEnd)
+	return fmt.Sprintf("offset %d is outside of [%d, %d], the last of which is the next to be written", e.Offset, e.LogStart, e.LogEnd)
 }
 
 // TruncatedError says that records were cut: their branch is common up to the
@@ -247,14 +247,19 @@ func (e *ExpiredError) Error() string {
 // DamagedError says that no intact copy of committed bytes could be found
 // (DATA_DAMAGED).
 type DamagedError struct {
-	Where            string // file or object
-	Offset           int64
+	Where  string // file or object
+	Offset int64
+	// Position and Length are the damaged bytes; a Length of 0 says that the
+	// whole is missing.
 	Position, Length int64
 	Err              error
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("%s is damaged or gone at offset %d, bytes [%d, %d): %v", e.Where, e.Offset, e.Position, e.Position+e.Length, e.Err)
+	if e.Length == 0 {
+		return fmt.Sprintf("%s is missing, it held offset %d: %v", e.Where, e.Offset, e.Err)
+	}
+	return fmt.Sprintf("%s is damaged at offset %d, bytes [%d, %d): %v", e.Where, e.Offset, e.Position, e.Position+e.Length, e.Err)
 }
 
 func (e *DamagedError) Unwrap() error { return e.Err }

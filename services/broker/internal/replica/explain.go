@@ -91,7 +91,8 @@ type Finding struct {
 	// Code is stable: HEALTHY, NO_LEADER, LEADER_ELSEWHERE, LEADER_OFFLINE,
 	// FENCED, RECOVERING, RESIGNING, LOG_OFFLINE, SESSION_LOST,
 	// PRODUCERS_RECOVERING, NO_REMOTE_LOG_MANAGER, UPLOADS_STALLED,
-	// RANGES_REFUSED, BEHIND, BACKLOG_FULL, METADATA_UNREACHABLE, LOG_LOADING.
+	// RANGES_REFUSED, BEHIND, BACKLOG_FULL, METADATA_UNREACHABLE, LOG_LOADING,
+	// PRODUCER_STATE_INCOMPLETE, LOCAL_LOG_WAS_CUT.
 	Code string
 	// Summary is one sentence for people.
 	Summary string
@@ -201,6 +202,7 @@ func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
 		}
 		x.add(true, "PRODUCERS_RECOVERING", "The producer state is not known yet: idempotent appends wait, nothing is uploaded.", "cause", cause)
 	}
+	x.incomplete(p.missing)
 	if tail == 0 {
 		return
 	}

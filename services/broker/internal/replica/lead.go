@@ -293,9 +293,12 @@ func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverPro
 	log := p.log
 	p.mu.Unlock()
 	for attempt := 1; ctx.Err() == nil; attempt++ {
-		l, err := p.rebuild(ctx, log, e)
+		l, missing, err := p.rebuild(ctx, log, e)
 		if err == nil {
-			p.post(recovered{fence: e.Fence, ledger: l})
+			if len(missing) > 0 {
+				p.reportMissing(ctx, e, missing)
+			}
+			p.post(recovered{fence: e.Fence, ledger: l, missing: missing})
 			return
 		}
 		if ctx.Err() != nil {
@@ -311,52 +314,23 @@ func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverPro
 	}
 }
 
-func (p *Partition) rebuild(ctx context.Context, log *commitlog.Log, e partition.RecoverProducers) (*ledger, error) {
+func (p *Partition) rebuild(ctx context.Context, log *commitlog.Log, e partition.RecoverProducers) (*ledger, []missingRange, error) {
 	opts := producerstate.Options{MaxProducers: p.mgr.cfg.MaxProducers}
-	state, err := p.fromFooters(ctx, opts, e.ObjectEnd)
+	state, missing, err := p.fromFooters(ctx, opts, log, e.ObjectEnd)
 	if err != nil {
 		var ferr error
 		if state, ferr = p.fromLog(ctx, opts, log, e.ObjectEnd); ferr != nil {
-			return nil, errors.Join(err, ferr)
+			return nil, nil, errors.Join(err, ferr)
 		}
 	}
 	// What was appended since has no producer: those wait for this.
 	end := log.End()
-	var tail []record.ProducerBatch
-	for b, err := range producerBatches(ctx, log, e.ObjectEnd, end) {
-		if err != nil {
-			return nil, err
-		}
-		tail = append(tail, b)
-	}
-	return newLedger(opts, state.Snapshot(), tail, end, p.mgr.now())
-}
-
-// fromFooters reads the state at the object end from the footers of the
-// committed ranges.
-func (p *Partition) fromFooters(ctx context.Context, opts producerstate.Options, objectEnd int64) (*producerstate.State, error) {
-	if objectEnd == 0 {
-		return producerstate.New(opts, 0), nil
-	}
-	ranges := p.ranges.SinceComplete(objectEnd)
-	if len(ranges) == 0 || ranges[len(ranges)-1].End != objectEnd {
-		return nil, fmt.Errorf("the committed ranges up to %d are not known yet", objectEnd)
-	}
-	footers, err := p.mgr.remote.Footers(ctx, p.id, ranges)
+	tail, err := collectBatches(ctx, log, e.ObjectEnd, end)
 	if err != nil {
-		return nil, fmt.Errorf("producer summaries: %w", err)
+		return nil, nil, err
 	}
-	state := producerstate.New(opts, ranges[0].Base)
-	for i, f := range footers {
-		sum, err := summaryFromProto(f.GetRange(), f.GetProducers(), f.GetExpiries())
-		if err == nil {
-			err = state.Merge(sum)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("producer summary in %s: %w", ranges[i].ObjectString(), err)
-		}
-	}
-	return state, nil
+	l, err := newLedger(opts, state.Snapshot(), tail, end, p.mgr.now())
+	return l, missing, err
 }
 
 // errLogShort says that the local log does not reach back far enough.
@@ -447,7 +421,7 @@ func (p *Partition) install(e recovered) {
 		p.step(partition.LogFailed{Err: err}, false)
 		return
 	}
-	p.producers, p.recoveryErr = e.ledger, nil
+	p.producers, p.recoveryErr, p.missing = e.ledger, nil, e.missing
 	p.step(partition.ProducersRecovered{Fence: e.fence}, false)
 	p.unpark()
 	p.mgr.feed.Wake(p)

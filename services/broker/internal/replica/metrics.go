@@ -18,6 +18,7 @@ type metrics struct {
 	groups                         metric.Int64Histogram
 	readBytes                      metric.Int64Counter
 	verdicts                       metric.Int64Counter
+	missing                        metric.Int64Counter
 
 	local, bucket metric.MeasurementOption
 }
@@ -30,7 +31,7 @@ func newMetrics(meter metric.Meter, m *Manager) (*metrics, error) {
 		local:  metric.WithAttributeSet(attribute.NewSet(attribute.String("source", "local"))),
 		bucket: metric.WithAttributeSet(attribute.NewSet(attribute.String("source", "bucket"))),
 	}
-	var errs [6]error
+	var errs [7]error
 	out.appends, errs[0] = meter.Int64Counter("broker_appends", metric.WithDescription("Appends written to a local log."))
 	out.appendBytes, errs[1] = meter.Int64Counter("broker_append_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of batches written to a local log."))
 	out.refusals, errs[2] = meter.Int64Counter("broker_append_refusals", metric.WithDescription("Appends refused before anything was stored, by kind."))
@@ -38,6 +39,7 @@ func newMetrics(meter metric.Meter, m *Manager) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256))
 	out.readBytes, errs[4] = meter.Int64Counter("broker_read_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of batches read, by source."))
 	out.verdicts, errs[5] = meter.Int64Counter("broker_wal_verdicts", metric.WithDescription("Verdicts on ranges sent, by outcome."))
+	out.missing, errs[6] = meter.Int64Counter("broker_producer_ranges_missing", metric.WithDescription("Committed ranges, lost in the bucket, without which the producer state was recovered."))
 	_, err := meter.Int64ObservableGauge("broker_unuploaded_bytes", metric.WithUnit("By"),
 		metric.WithDescription("Bytes in local logs that are not in the bucket yet."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -90,3 +92,5 @@ func (m *metrics) read(size int, bucket bool) {
 func (m *metrics) verdict(o partition.Outcome) {
 	m.verdicts.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", o.String())))
 }
+
+func (m *metrics) producersMissing(n int) { m.missing.Add(context.Background(), int64(n)) }

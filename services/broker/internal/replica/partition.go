@@ -60,8 +60,9 @@ type Partition struct {
 	parked    []*Ticket // wait for the producer state
 	parkTimer *time.Timer
 
-	producers   *ledger // nil until recovered in the present leadership
-	recoveryErr error   // last failure of the recovery
+	producers   *ledger        // nil until recovered in the present leadership
+	recoveryErr error          // last failure of the recovery
+	missing     []missingRange // what the recovery went on without
 
 	objectWaits waitQueue // also readers that wait for visibility
 	leaderWaits waitQueue // only while the session is not confirmed
@@ -123,8 +124,9 @@ type (
 	}
 	// recovered brings the producer state of a leadership.
 	recovered struct {
-		fence  partition.Fence
-		ledger *ledger
+		fence   partition.Fence
+		ledger  *ledger
+		missing []missingRange
 	}
 	// configured brings the topic's settings.
 	configured struct{ cfg topicconfig.Config }
@@ -334,7 +336,7 @@ func (p *Partition) task(name string, fn func(context.Context)) {
 func (p *Partition) activate(e partition.Activate) {
 	p.mu.Lock()
 	log := p.log
-	p.producers, p.recoveryErr = nil, nil
+	p.producers, p.recoveryErr, p.missing = nil, nil, nil
 	p.refused, p.pause, p.lastBad = 0, time.Time{}, ""
 	p.fruitless = 0
 	p.mu.Unlock()
@@ -509,7 +511,7 @@ func (p *Partition) close() error {
 		return nil
 	}
 	var err error
-	if state != nil && state.committed.End() >= log.Start() && log.Failed() == nil && log.Damage() == nil {
+	if state != nil && state.committed.Missed() == 0 && state.committed.End() >= log.Start() && log.Failed() == nil && log.Damage() == nil {
 		snap := state.committed.Snapshot()
 		err = log.SaveSnapshot(snap.End, snap.Append(nil))
 	}

@@ -101,7 +101,7 @@ func (p *Partition) Read(ctx context.Context, from int64, maxBytes int, dst []by
 	}
 	base, next, cut, err := sliceBatches(data, from, maxBytes)
 	if err != nil {
-		return Fetched{}, &DamagedError{Where: rg.ObjectString(), Offset: from, Position: rg.Position, Length: rg.Length, Err: err}
+		return Fetched{}, &DamagedError{Where: "object " + p.mgr.remote.ObjectName(&rg.Range), Offset: from, Position: rg.Position, Length: rg.Length, Err: err}
 	}
 	out.Batches, out.Base, out.Next = append(dst[:0], cut...), base, next
 	p.mgr.metrics.read(len(cut), true)
@@ -150,9 +150,9 @@ func (p *Partition) tryRange(ctx context.Context, offset int64, l lineage.Lineag
 			if now, ok := p.ranges.At(offset); ok && attempt == 0 && now != rg {
 				continue
 			}
-			return nil, rg, &DamagedError{Where: rg.ObjectString(), Offset: offset, Position: rg.Position, Length: rg.Length, Err: err}
+			return nil, rg, &DamagedError{Where: "object " + p.mgr.remote.ObjectName(&rg.Range), Offset: offset, Err: err}
 		case errors.As(err, &damage):
-			return nil, rg, &DamagedError{Where: rg.ObjectString(), Offset: offset, Position: rg.Position, Length: rg.Length, Err: err}
+			return nil, rg, &DamagedError{Where: "object " + p.mgr.remote.ObjectName(&rg.Range), Offset: offset, Position: rg.Position, Length: rg.Length, Err: err}
 		case ctx.Err() != nil:
 			return nil, rg, context.Cause(ctx)
 		case errors.Is(err, remote.ErrNoManager):
@@ -390,7 +390,7 @@ func (p *Partition) MaxTimestamp(ctx context.Context) (offset, timestamp int64, 
 		}
 		for b, err := range record.Batches(got.Batches) {
 			if err != nil {
-				return 0, 0, false, &DamagedError{Where: p.topic, Offset: listed, Err: err}
+				return 0, 0, false, &DamagedError{Where: p.topic, Offset: listed, Length: int64(len(got.Batches)), Err: err}
 			}
 			if b.MaxTimestamp() > newest {
 				from, end, newest = b.BaseOffset(), b.EndOffset(), b.MaxTimestamp()
@@ -417,7 +417,7 @@ func (p *Partition) findTime(ctx context.Context, from, end, ms int64) (offset, 
 		}
 		for b, err := range record.Batches(got.Batches) {
 			if err != nil {
-				return 0, 0, false, &DamagedError{Where: p.topic, Offset: next, Err: err}
+				return 0, 0, false, &DamagedError{Where: p.topic, Offset: next, Length: int64(len(got.Batches)), Err: err}
 			}
 			if b.MaxTimestamp() < ms || b.EndOffset() <= from {
 				continue
@@ -434,7 +434,7 @@ func (p *Partition) findTime(ctx context.Context, from, end, ms int64) (offset, 
 				}
 			}
 			if err = errors.Join(err, reader.Err()); err != nil {
-				return 0, 0, false, &DamagedError{Where: p.topic, Offset: b.BaseOffset(), Err: err}
+				return 0, 0, false, &DamagedError{Where: p.topic, Offset: b.BaseOffset(), Length: int64(len(b)), Err: err}
 			}
 		}
 		next, buf = got.Next, got.Batches[:0]

@@ -24,6 +24,8 @@ type bucket struct {
 type object struct {
 	data   []byte
 	footer *storagev1.RangeFooter
+	// footerErr is what who asks for the footer is told.
+	footerErr error
 }
 
 func newBucket() *bucket { return &bucket{objects: map[string]*object{}} }
@@ -217,6 +219,9 @@ func (r *rlm) ReadRangeFooters(_ context.Context, req *remotelogv1.ReadRangeFoot
 		o, err := r.find(loc.GetObject())
 		if err != nil {
 			return nil, err
+		}
+		if o.footerErr != nil {
+			return nil, o.footerErr
 		}
 		resp.Footers = append(resp.Footers, o.footer)
 	}
