@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +49,34 @@ func dev(t *testing.T, dir string, args ...string) (stop func() (int, string)) {
 	return stop
 }
 
+// devFails runs a `braid dev` that has to end by itself with exit code 1, and
+// returns what it says.
+func devFails(t *testing.T, args ...string) string {
+	t.Helper()
+	code, _, stderr := braid(t, "", append([]string{"dev"}, args...)...)
+	require.Equal(t, exitFailed, code, stderr)
+	return stderr
+}
+
+var servingPages = regexp.MustCompile(`msg="serving metrics and debug pages".* address=(127\.0\.0\.1:\d+)`)
+
+// requireMetrics asks every role instance of a dev for its metrics.
+func requireMetrics(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		log, err := os.ReadFile(filepath.Join(dir, "logs", name+".log"))
+		require.NoError(t, err)
+		found := servingPages.FindAllSubmatch(log, -1)
+		require.NotEmpty(t, found, name)
+		resp, err := http.Get("http://" + string(found[len(found)-1][1]) + "/metrics")
+		require.NoError(t, err, name)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, errors.Join(err, resp.Body.Close()))
+		require.Equal(t, http.StatusOK, resp.StatusCode)
+		require.Contains(t, string(body), "# TYPE", name)
+	}
+}
+
 func lastJSON(t *testing.T, stdout string, v any) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
@@ -79,6 +110,9 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 	require.Len(t, before.Broker, 2)
 	t.Setenv("BRAID_DATA_DIR", dir)
 
+	t.Run("every role serves metrics", func(t *testing.T) {
+		requireMetrics(t, dir, "metadata-1", "rlm-1", "broker-1", "broker-2")
+	})
 	t.Run("a second dev on the directory is refused", func(t *testing.T) {
 		code, _, stderr := braid(t, "", "dev", "--data-dir", dir)
 		require.Equal(t, exitFailed, code)
@@ -179,6 +213,11 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 	code, text := stop()
 	require.Equal(t, exitOK, code, text)
 
+	t.Run("with fewer members it does not start", func(t *testing.T) {
+		text := devFails(t, "--data-dir", dir, "--brokers", "1")
+		require.Contains(t, text, "2 brokers, 1 remote-log manager, 1 metadata replica in 2 zones")
+		require.Contains(t, text, "can't go on with 1 broker, 1 remote-log manager")
+	})
 	t.Run("started again it continues where it was", func(t *testing.T) {
 		stop := dev(t, dir)
 		after, err := readEndpoints(filepath.Join(dir, endpointsFile))
@@ -189,6 +228,24 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 		require.Equal(t, 1708, strings.Count(must(t, "", "consume", "quakes"), "\n"))
 		code, text := stop()
 		require.Equal(t, exitOK, code, text)
+	})
+	t.Run("it may grow", func(t *testing.T) {
+		stop := dev(t, dir, "--brokers", "3", "--rlms", "2", "--zones", "3")
+		require.Equal(t, 1708, strings.Count(must(t, "", "consume", "quakes"), "\n"))
+		code, text := stop()
+		require.Equal(t, exitOK, code, text)
+		require.Contains(t, devFails(t, "--data-dir", dir, "--rlms", "1"), "3 brokers, 2 remote-log managers")
+	})
+	t.Run("a member of another cluster is named at once", func(t *testing.T) {
+		for _, store := range []string{"etcd", "objects"} {
+			require.NoError(t, os.RemoveAll(filepath.Join(dir, store)))
+		}
+		for _, how := range []string{"--processes=true", "--processes=false"} {
+			start := time.Now()
+			text := devFails(t, "--data-dir", dir, how)
+			require.Regexp(t, `broker [123].*: .*belongs to another owner: cluster id is`, text, how)
+			require.Less(t, time.Since(start), readyTimeout/2, how)
+		}
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -45,8 +46,10 @@ interrupted. It prints a ready line when every member is registered, and keeps e
 {"broker":[{"id","address","pid","zone"}],"rlm":[…],"metadata":[…],"mirror":[],"etcd":"URL","object_store":"URL"}.
 
 With --processes each role instance is an OS process of its own, to be killed at will; it is started again on the same
-address a second later, unless --no-restart, and its log is in logs/ below the data directory. Started again with the same
---data-dir, the cluster continues where it was, with the same shape and, where they are free, the same ports.`,
+address a second later, unless --no-restart, and its log is in logs/ below the data directory. When it ends with an error three
+times in a row, or with one that a new start can't mend, dev says why and ends with exit code 1. Started again with the same
+--data-dir, the cluster continues where it was, with the same shape and, where they are free, the same ports. It may grow by
+brokers, rlms and metadata replicas; with fewer it does not start.`,
 		run: runDev,
 	}
 }
@@ -80,10 +83,14 @@ func runDev(ctx context.Context, c *console, cmd *command, args []string) error 
 	}
 	opts.restart = !*noRestart
 	var mu sync.Mutex // of the output
-	opts.notify = func(e processEvent) {
+	opts.notify = func(e processEvent, ready bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		tellProcess(c, *asJSON, e)
+		if ready {
+			tellProcess(c.stdout, c, *asJSON, e)
+		} else { // the first line of stdout is the ready line
+			tellProcess(c.stderr, c, false, e)
+		}
 	}
 	if c.terminal {
 		fmt.Fprintln(c.stderr, "starting…")
@@ -125,6 +132,10 @@ func keepShape(fs *flag.FlagSet, opts *devOptions) error {
 			*v.have = *v.old
 		}
 	}
+	if n := opts.shape; n.Brokers < old.Brokers || n.RLMs < old.RLMs || n.Metadata < old.Metadata {
+		return fmt.Errorf("--data-dir %s holds a cluster of %s: it can't go on with %s, which would lose members and what only they hold. "+
+			"Without these flags the cluster continues as it was; it may grow, too", opts.dir, &old, &n)
+	}
 	return nil
 }
 
@@ -138,9 +149,7 @@ func tellReady(c *console, asJSON bool, d *devCluster) {
 	if d.opts.processes {
 		how = "as processes"
 	}
-	s := d.opts.shape
-	fmt.Fprintf(c.stdout, "braid dev is ready: %s, %s, %s in %s, %s\n",
-		count(s.Brokers, "broker"), count(s.RLMs, "remote-log manager"), count(s.Metadata, "metadata replica"), count(s.Zones, "zone"), how)
+	fmt.Fprintf(c.stdout, "braid dev is ready: %s, %s\n", &d.opts.shape, how)
 	fmt.Fprintf(c.stdout, "  brokers      %s\n  metadata     %s\n  rlms         %s\n  etcd         %s\n  object store %s\n  endpoints    %s\n",
 		strings.Join(e.addresses("broker"), ","), strings.Join(e.addresses("metadata"), ","), strings.Join(e.addresses("rlm"), ","),
 		e.Etcd, e.ObjectStore, d.path(endpointsFile))
@@ -155,9 +164,9 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-func tellProcess(c *console, asJSON bool, e processEvent) {
+func tellProcess(w io.Writer, c *console, asJSON bool, e processEvent) {
 	if asJSON {
-		ev := devEvent{Event: "ended", Role: e.spec.role, ID: e.spec.id, PID: e.pid, Reason: e.reason}
+		ev := devEvent{Event: "ended", Role: e.spec.role, ID: e.spec.id, PID: e.pid, Reason: e.told()}
 		if e.started {
 			ev.Event = "started"
 		}
@@ -166,10 +175,10 @@ func tellProcess(c *console, asJSON bool, e processEvent) {
 	}
 	switch {
 	case e.started:
-		fmt.Fprintf(c.stdout, "%s started again (pid %d)\n", e.spec, e.pid)
+		fmt.Fprintf(w, "%s started again (pid %d)\n", e.spec, e.pid)
 	case e.again:
-		fmt.Fprintf(c.stdout, "%s (pid %d) ended: %s; starting it again in %s\n", e.spec, e.pid, e.reason, restartPause)
+		fmt.Fprintf(w, "%s (pid %d) ended: %s; starting it again in %s\n", e.spec, e.pid, e.told(), restartPause)
 	default:
-		fmt.Fprintf(c.stdout, "%s (pid %d) ended: %s\n", e.spec, e.pid, e.reason)
+		fmt.Fprintf(w, "%s (pid %d) ended: %s\n", e.spec, e.pid, e.told())
 	}
 }

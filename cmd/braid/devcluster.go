@@ -33,7 +33,12 @@ type devShape struct {
 	Zones    int `json:"zones"`
 }
 
-func (s devShape) validate() error {
+func (s *devShape) String() string {
+	return fmt.Sprintf("%s, %s, %s in %s", count(s.Brokers, "broker"), count(s.RLMs, "remote-log manager"),
+		count(s.Metadata, "metadata replica"), count(s.Zones, "zone"))
+}
+
+func (s *devShape) validate() error {
 	for _, f := range []struct {
 		name       string
 		value, top int
@@ -56,8 +61,9 @@ type devOptions struct {
 	restart bool
 	// cloudLatency makes the object store answer as slowly as a bucket does.
 	cloudLatency bool
-	// notify is told starts and ends of processes after the start; may be nil.
-	notify func(processEvent)
+	// notify is told ends of processes and their new starts, also before the
+	// cluster is ready; may be nil.
+	notify func(e processEvent, ready bool)
 }
 
 // devCluster is a running cluster with its etcd and its object store.
@@ -75,12 +81,21 @@ type devCluster struct {
 	mu        sync.Mutex // guards all below
 	endpoints *endpoints
 	ready     bool
-	lastEnd   map[string]string // how processes ended before the cluster was ready
+	stopping  bool
+	lastEnd   map[string]string // how processes ended
+	failures  map[string]int    // how often in a row processes ended with an error
 }
+
+// A process that ends with an error failuresInARow times is not started again:
+// the cluster stops. A process that ran for steadyRun begins anew.
+const (
+	failuresInARow = 3
+	steadyRun      = 30 * time.Second
+)
 
 // startDev starts a cluster and returns when every member is registered and live.
 func startDev(ctx context.Context, opts devOptions) (_ *devCluster, err error) {
-	d := &devCluster{opts: opts, failed: make(chan error, 1), endpoints: newEndpoints(), lastEnd: map[string]string{}}
+	d := &devCluster{opts: opts, failed: make(chan error, 1), endpoints: newEndpoints(), lastEnd: map[string]string{}, failures: map[string]int{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.stop(context.WithoutCancel(ctx)))
@@ -313,20 +328,49 @@ func (d *devCluster) onProcess(e processEvent) {
 		// come back keeps its address, and its pid until there is another.
 		d.endpoints.remove(e.spec.role, e.spec.id)
 	}
+	_, restarted := d.lastEnd[e.spec.String()]
+	var hopeless error
 	if !e.started {
-		d.lastEnd[e.spec.String()] = e.reason
+		d.lastEnd[e.spec.String()] = e.told()
+		hopeless = d.judge(&e)
 	}
-	ready := d.ready
+	ready, stopping := d.ready, d.stopping
 	d.mu.Unlock()
+	if stopping {
+		return
+	}
+	if d.opts.notify != nil && (!e.started || restarted) {
+		d.opts.notify(e, ready)
+	}
+	if hopeless != nil {
+		d.fail(hopeless)
+	}
 	if !ready {
 		return // written once, when all are started
 	}
 	if err := d.writeEndpoints(); err != nil {
 		d.fail(err)
 	}
-	if d.opts.notify != nil {
-		d.opts.notify(e)
+}
+
+// judge is an error when a process has ended in a way that starting it again
+// doesn't mend. The caller holds the mutex.
+func (d *devCluster) judge(e *processEvent) error {
+	if !e.failed() || !e.again {
+		return nil
 	}
+	name := e.spec.String()
+	if d.ready && e.lived >= steadyRun {
+		d.failures[name] = 0
+	}
+	d.failures[name]++
+	switch {
+	case e.beyondRestart():
+		return fmt.Errorf("%s ended: %s; starting it again does not help; see %s", name, e.told(), e.spec.logPath)
+	case d.failures[name] >= failuresInARow:
+		return fmt.Errorf("%s ended %d times in a row, last with %s; see %s", name, d.failures[name], e.told(), e.spec.logPath)
+	}
+	return nil
 }
 
 func (d *devCluster) fail(err error) {
@@ -386,7 +430,7 @@ func (d *devCluster) awaitMembers(ctx context.Context) error {
 		case err := <-d.failed:
 			return err
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("the cluster did not get ready: waiting for %s; see %s", missing, d.path("logs")), d.endings(), context.Cause(ctx), err)
+			return errors.Join(fmt.Errorf("the cluster did not get ready: waiting for %s%s; see %s", missing, d.lastWordsOf(missing), d.path("logs")), d.endings(), context.Cause(ctx), err)
 		}
 		if err := d.deadForGood(); err != nil {
 			return err
@@ -416,6 +460,19 @@ func (d *devCluster) missing(resp *metadatav1.GetClusterResponse) string {
 	return ""
 }
 
+// lastWordsOf is what an instance, by name, complains of in its log.
+func (d *devCluster) lastWordsOf(name string) string {
+	role, id, ok := strings.Cut(name, " ")
+	if !ok {
+		role, id = name, "1"
+	}
+	words := lastWords(d.path("logs", role+"-"+id+".log"), role, 0)
+	if words == "" {
+		return ""
+	}
+	return ", which says: " + words
+}
+
 // deadForGood is an error when a process has ended and won't be started again.
 func (d *devCluster) deadForGood() error {
 	if d.opts.restart {
@@ -430,19 +487,9 @@ func (d *devCluster) endings() error {
 	defer d.mu.Unlock()
 	var errs []error
 	for name, reason := range d.lastEnd {
-		path := d.path("logs", strings.ReplaceAll(name, " ", "-")+".log")
-		errs = append(errs, fmt.Errorf("%s ended: %s; %s says: %s", name, reason, path, lastLine(path)))
+		errs = append(errs, fmt.Errorf("%s ended: %s; see %s", name, reason, d.path("logs", strings.ReplaceAll(name, " ", "-")+".log")))
 	}
 	return errors.Join(errs...)
-}
-
-func lastLine(path string) string {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return lines[len(lines)-1]
 }
 
 // kill ends a role instance's process with SIGKILL.
@@ -460,7 +507,7 @@ const stopBound = 20 * time.Second
 func (d *devCluster) stop(ctx context.Context) error {
 	var errs []error
 	d.mu.Lock()
-	d.ready = false // the ends that follow are wanted
+	d.stopping = true // the ends that follow are wanted
 	d.mu.Unlock()
 	for _, role := range []string{"broker", "rlm", "metadata"} {
 		ctx, cancel := context.WithTimeout(ctx, stopBound)

@@ -41,6 +41,9 @@ func child(mode string) int {
 	switch mode {
 	case "exit":
 		return 3
+	case "refuse":
+		fmt.Fprintln(os.Stdout, "time=x level=WARN msg=\"not this\"\ntime=x level=ERROR msg=\"no room\"\ntime=x level=INFO msg=\"stop step done\"")
+		return 1
 	case "stubborn": // ignores SIGTERM
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Fprintln(os.Stdout, "ready")

@@ -38,6 +38,24 @@ type processEvent struct {
 	// reason is how it ended; again says that it will be started again.
 	reason string
 	again  bool
+	// words is the reason that the process gave itself, as far as its log has
+	// one; for ends with an exit code other than 0.
+	words string
+	// code is the exit code, -1 for an end by a signal; lived is how long the
+	// process ran.
+	code  int
+	lived time.Duration
+}
+
+// failed says that the process ended by itself, with an error.
+func (e *processEvent) failed() bool { return !e.started && e.code > 0 }
+
+// told is how the process ended, with its own words.
+func (e *processEvent) told() string {
+	if e.words == "" {
+		return e.reason
+	}
+	return e.reason + ": " + e.words
 }
 
 // supervisor starts processes, starts them again when they end, and stops them.
@@ -67,6 +85,8 @@ type unit struct {
 	mu      sync.Mutex // guards all below
 	process *os.Process
 	stopped bool
+	began   time.Time // of the process
+	logFrom int64     // where its part of the log begins
 }
 
 func newSupervisor(restart bool, notify func(processEvent)) *supervisor {
@@ -110,6 +130,10 @@ func (s *supervisor) launch(u *unit) (cmd *exec.Cmd, stdin io.Closer, err error)
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
+	info, err := log.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
 	cmd = exec.Command(u.spec.binary, u.spec.args...)
 	cmd.Env = append(append(os.Environ(), watchParentEnv+"=1"), u.spec.env...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -125,6 +149,7 @@ func (s *supervisor) launch(u *unit) (cmd *exec.Cmd, stdin io.Closer, err error)
 	}
 	u.mu.Lock()
 	u.process = cmd.Process
+	u.began, u.logFrom = time.Now(), info.Size()
 	stopped := u.stopped
 	u.mu.Unlock()
 	if stopped { // stop came in between and saw no process
@@ -143,9 +168,17 @@ func (s *supervisor) supervise(u *unit, cmd *exec.Cmd, stdin io.Closer) {
 		u.mu.Lock()
 		u.process = nil
 		stopped := u.stopped
+		e := processEvent{
+			spec: u.spec, pid: pid, reason: cmd.ProcessState.String(), again: s.restart && !stopped,
+			code: cmd.ProcessState.ExitCode(), lived: time.Since(u.began),
+		}
+		from := u.logFrom
 		u.mu.Unlock()
-		again := s.restart && !stopped
-		s.notify(processEvent{spec: u.spec, pid: pid, reason: cmd.ProcessState.String(), again: again})
+		if e.failed() {
+			e.words = lastWords(u.spec.logPath, u.spec.role, from)
+		}
+		again := e.again
+		s.notify(e)
 		if !again {
 			return
 		}

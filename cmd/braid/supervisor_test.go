@@ -98,8 +98,55 @@ func TestAProcessThatEndsByItselfIsStartedAgainAndAgain(t *testing.T) {
 		e := s.next()
 		require.True(t, e.again)
 		require.Equal(t, "exit status 3", e.reason)
+		require.True(t, e.failed())
 	}
 	s.stop(20 * time.Second)
+}
+
+func TestAProcessThatEndsWithAnErrorIsQuoted(t *testing.T) {
+	s := supervise(t, false)
+	require.NoError(t, s.add(s.child(1, "refuse")))
+	require.True(t, s.next().started)
+	e := s.next()
+	require.Equal(t, `exit status 1: time=x level=ERROR msg="no room"`, e.told())
+	require.False(t, e.beyondRestart())
+	s.stop(20 * time.Second)
+}
+
+func TestLastWords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for _, row := range []struct{ name, before, text, want string }{
+		{"the command's own", "", "level=ERROR msg=a\nbraid rlm: the reason\n  key value\nlevel=ERROR msg=b\n", "the reason"},
+		{"of this life only", "braid rlm: old\n", "level=INFO msg=new\n", "level=INFO msg=new"},
+		{"a crash", "", "level=ERROR msg=a\npanic: boom\n\ngoroutine 1 [running]:\n", "panic: boom"},
+		{"an error over a later warning", "", "level=ERROR msg=a\nlevel=WARN msg=b\nlevel=INFO msg=c\n", "level=ERROR msg=a"},
+		{"the last warning", "", "level=WARN msg=a\nlevel=WARN msg=b\nlevel=INFO msg=c\n\n", "level=WARN msg=b"},
+		{"far behind much else", "", strings.Repeat("level=INFO msg=x\n", 20_000) + "braid rlm: why\n", "why"},
+		{"nothing", "level=ERROR msg=a\n", "", ""},
+	} {
+		require.NoError(t, os.WriteFile(path, []byte(row.before+row.text), 0o600))
+		require.Equal(t, row.want, lastWords(path, "rlm", int64(len(row.before))), row.name)
+	}
+	require.Contains(t, lastWords(path+"x", "rlm", 0), "no such file")
+}
+
+func TestEndsInARowStopTheCluster(t *testing.T) {
+	d := &devCluster{lastEnd: map[string]string{}, failures: map[string]int{}}
+	failed := &processEvent{spec: &spec{role: "rlm", id: 2, logPath: "rlm-2.log"}, code: 1, reason: "exit status 1", words: "no bucket", again: true}
+	killed := &processEvent{spec: failed.spec, code: -1, reason: "signal: killed", again: true}
+	require.NoError(t, d.judge(failed))
+	require.NoError(t, d.judge(killed))
+	require.NoError(t, d.judge(failed))
+	require.EqualError(t, d.judge(failed), "rlm 2 ended 3 times in a row, last with exit status 1: no bucket; see rlm-2.log")
+	d.ready = true
+	steady := *failed
+	steady.lived = steadyRun
+	require.NoError(t, d.judge(&steady))
+	foreign := *failed
+	foreign.words = "broker.json belongs to another owner"
+	require.ErrorContains(t, d.judge(&foreign), "does not help")
+	foreign.again = false
+	require.NoError(t, d.judge(&foreign), "nothing is started again anyway")
 }
 
 func TestWithoutRestartAProcessStaysDown(t *testing.T) {
