@@ -73,7 +73,7 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	fs.IntVar(&c.ProducerIDBlock, key("producer.id-block"), 1000, "producer ids fetched from the metadata service at a time, 1 to 10000")
 	fs.IntVar(&c.ReadMaxStreams, key("read.max-streams"), 4096, "Read streams open at once")
 	config.SizeVar(fs, &c.ReadChunkBytes, key("read.chunk-bytes"), 512*config.KiB, "bytes of a partition read at a time, 4KiB to 4MiB; one batch may be larger")
-	config.DurationVar(fs, &c.ReadProgressInterval, key("read.progress-interval"), 3*time.Second, "how often a stream that follows an idle partition hears from the server")
+	config.DurationVar(fs, &c.ReadProgressInterval, key("read.progress-interval"), 2*time.Second, "how often a stream that follows an idle partition hears from the server")
 	config.DurationVar(fs, &c.ReadVisibleWait, key("read.visible-wait"), 5*time.Second, "longest wait for an offset between the high watermark and the end of the log")
 	fs.IntVar(&c.AwaitMaxWaiters, key("await.max-waiters"), 16384, "AwaitDurability calls waiting at once")
 	config.DurationVar(fs, &c.AwaitMaxWait, key("await.max-wait"), time.Minute, "longest wait of an AwaitDurability call")
