@@ -31,7 +31,7 @@ const (
 // bounded is a context for one call.
 func bounded(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), d)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), d)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -84,7 +84,7 @@ func plain(t testing.TB, values ...string) []byte {
 // appendBatches appends raw batches through a broker and waits for a level.
 func appendBatches(t testing.TB, c *cluster.Cluster, m *cluster.Member, topic string, partition int32, level logv1.Level, batches []byte) (*brokerv1.AppendResponse, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return c.Log(m).Append(ctx, &brokerv1.AppendRequest{Topic: topic, Partition: partition, Batches: batches, Level: level})
 }
@@ -256,7 +256,7 @@ func referenced(t testing.TB, c *cluster.Cluster, topic string, partition int, e
 // bucketObjects lists the combined objects that are in the bucket.
 func bucketObjects(t testing.TB, c *cluster.Cluster) map[string]bool {
 	t.Helper()
-	store, err := gcs.Open(context.Background(), func() gcs.Config {
+	store, err := gcs.Open(t.Context(), func() gcs.Config {
 		cfg := gcs.DefaultConfig(cluster.BucketName)
 		cfg.Endpoint = c.Bucket.Endpoint()
 		return cfg
