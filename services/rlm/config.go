@@ -71,6 +71,8 @@ type WALConfig struct {
 // CacheConfig are the limits of reads.
 type CacheConfig struct {
 	Size        config.Size
+	Footers     config.Size
+	FooterWork  config.Size
 	PeerPinned  config.Size
 	Pinned      config.Size
 	ReadTimeout config.Duration
@@ -126,6 +128,8 @@ func (c *WALConfig) register(prefix string, fs *flag.FlagSet) {
 func (c *CacheConfig) register(prefix string, fs *flag.FlagSet) {
 	key := func(name string) string { return config.Key(prefix, name) }
 	config.SizeVar(fs, &c.Size, key("size"), 256*config.MiB, "bytes of the block cache")
+	config.SizeVar(fs, &c.Footers, key("footers"), 32*config.MiB, "bytes of the cache of footers, which brokers read to learn of producers when they take over")
+	config.SizeVar(fs, &c.FooterWork, key("footer-work"), 64*config.MiB, "bytes of memory that fetching and decoding footers may take at once")
 	config.SizeVar(fs, &c.PeerPinned, key("peer-pinned"), 64*config.MiB, "bytes that the reads of one peer may hold on to")
 	config.SizeVar(fs, &c.Pinned, key("pinned"), 256*config.MiB, "bytes that all reads may hold on to")
 	config.DurationVar(fs, &c.ReadTimeout, key("read-timeout"), 20*time.Second, "bound of one read from the bucket")
@@ -170,6 +174,8 @@ func (c *Config) Validate() error {
 		size("wal.partition-credit", w.PartitionCredit, config.KiB),
 		config.Check(w.StreamCredit >= w.PartitionCredit, "wal.stream-credit", w.StreamCredit, "at least wal.partition-credit"),
 		size("cache.size", c.Cache.Size, config.MiB),
+		size("cache.footers", c.Cache.Footers, config.MiB),
+		size("cache.footer-work", c.Cache.FooterWork, config.MiB),
 		size("cache.peer-pinned", c.Cache.PeerPinned, config.KiB),
 		size("cache.pinned", c.Cache.Pinned, c.Cache.PeerPinned),
 		positive("cache.read-timeout", c.Cache.ReadTimeout),
@@ -194,6 +200,7 @@ func (c *Config) fetcher() fetcher.Config {
 	return fetcher.Config{
 		// A block is as large as an object is cut at, so that one is one GET.
 		BlockBytes: max(c.WAL.MaxObject.Bytes(), 8<<20), CacheBytes: c.Cache.Size.Bytes(),
+		FooterBytes: c.Cache.Footers.Bytes(), FooterWorkBytes: c.Cache.FooterWork.Bytes(),
 		PeerPinnedBytes: c.Cache.PeerPinned.Bytes(), PinnedBytes: c.Cache.Pinned.Bytes(),
 		ReadTimeout: c.Cache.ReadTimeout.Std(), MaxFetches: c.Store.MaxReads,
 	}

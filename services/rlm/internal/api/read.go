@@ -15,7 +15,6 @@ import (
 	"github.com/braidlog/braid/pkg/rpcerr"
 	"github.com/braidlog/braid/pkg/walobject"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
-	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	remotelogv1 "github.com/braidlog/braid/proto/gen/go/braid/remotelog/v1"
 	storagev1 "github.com/braidlog/braid/proto/gen/go/braid/storage/v1"
 	"github.com/braidlog/braid/services/rlm/internal/fetcher"
@@ -94,9 +93,12 @@ func (s *Server) ReadRangeFooters(ctx context.Context, r *remotelogv1.ReadRangeF
 	}
 	resp := &remotelogv1.ReadRangeFootersResponse{Footers: make([]*storagev1.RangeFooter, len(r.GetRanges()))}
 	var size atomic.Int64
-	err = s.deps.Fetcher.Footers(ctx, objects, func(o int, footer *storagev1.CombinedObjectFooter) error {
+	err = s.deps.Fetcher.Footers(ctx, objects, func(o int, footer *fetcher.Footer) error {
 		for _, i := range wanted[o] {
-			f := rangeFooter(footer, r.GetPartition(), r.GetRanges()[i].GetBaseOffset())
+			f, err := footer.Range(r.GetPartition(), r.GetRanges()[i].GetBaseOffset())
+			if err != nil {
+				return err
+			}
 			if f == nil {
 				return notFound("range", fmt.Sprintf("%s/%d at offset %d in %s", r.GetPartition().GetTopicId(), r.GetPartition().GetPartition(), r.GetRanges()[i].GetBaseOffset(), objects[o].Name), nil)
 			}
@@ -138,17 +140,6 @@ func (s *Server) footersWanted(r *remotelogv1.ReadRangeFootersRequest) (objects 
 		wanted[at] = append(wanted[at], i)
 	}
 	return objects, wanted, nil
-}
-
-// rangeFooter finds the part of a footer that is about one range; nil when there
-// is none.
-func rangeFooter(footer *storagev1.CombinedObjectFooter, partition *logv1.TopicIdPartition, base int64) *storagev1.RangeFooter {
-	for _, f := range footer.GetRanges() {
-		if f.GetRange().GetBaseOffset() == base && proto.Equal(f.GetRange().GetPartition(), partition) {
-			return f
-		}
-	}
-	return nil
 }
 
 // peerName is who calls, as far as the connection tells.

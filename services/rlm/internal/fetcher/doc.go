@@ -11,12 +11,17 @@
 // once more, and damage that stays is an error only to those who read the
 // damaged range ([ErrDamaged]); after two seconds it is looked at again.
 //
+// Footers are kept by themselves, as their bytes with an index of ranges: after a
+// broker was lost thousands of partitions look into the footer of one object, and
+// each costs a search and the decoding of its own part.
+//
 // An object that is absent ([ErrNotFound]) is told from a store that cannot say
 // so now ([ErrUnavailable]): the latter never becomes the former.
 //
 // # Limits
 //
-// The cache is bounded in bytes; so is what readers hold on to while they send
+// The caches of blocks and of footers are bounded in bytes; so is the memory for
+// fetching and decoding footers, and so is what readers hold on to while they send
 // it on, per peer and in total. Past those a read fails with a [*LimitError]
 // and can be resumed where it stopped. Every GET has a deadline.
 //

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/braidlog/braid/pkg/objstore"
 	"github.com/braidlog/braid/pkg/walobject"
@@ -80,6 +81,9 @@ type Config struct {
 	BlockBytes int64
 	// CacheBytes bounds the blocks kept.
 	CacheBytes int64
+	// FooterBytes bounds the footers kept, FooterWorkBytes the memory that
+	// fetching and decoding footers takes at once.
+	FooterBytes, FooterWorkBytes int64
 	// PeerPinnedBytes bounds what the reads of one peer hold on to; PinnedBytes
 	// those of all.
 	PeerPinnedBytes, PinnedBytes int64
@@ -90,7 +94,7 @@ type Config struct {
 }
 
 func (c Config) validate() error {
-	if c.BlockBytes < 1 || c.CacheBytes < 1 || c.PeerPinnedBytes < 1 || c.PinnedBytes < 1 || c.ReadTimeout <= 0 || c.MaxFetches < 1 {
+	if c.BlockBytes < 1 || c.CacheBytes < 1 || c.FooterBytes < 1 || c.FooterWorkBytes < 1 || c.PeerPinnedBytes < 1 || c.PinnedBytes < 1 || c.ReadTimeout <= 0 || c.MaxFetches < 1 {
 		return fmt.Errorf("fetcher: a limit is not above 0: %+v", c)
 	}
 	return nil
@@ -102,31 +106,34 @@ type Fetcher struct {
 	store   objstore.Reader
 	log     *slog.Logger
 	metrics *metrics
-	slots   chan struct{} // one token per running GET
+	slots   chan struct{}       // one token per running GET
+	work    *semaphore.Weighted // bytes of footers being fetched and decoded
 
-	ctx    context.Context //nolint:containedctx // of the GETs, which outlive their callers
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup
+	ctx     context.Context //nolint:containedctx // of the GETs, which outlive their callers
+	cancel  context.CancelCauseFunc
+	running sync.WaitGroup
 
 	mu      sync.Mutex // guards all below
 	closed  bool
-	cache   lru
+	cache   lru // blocks
+	footers lru
 	flights map[key]*flight
 	peers   map[string]int64 // pinned bytes
 	pinned  int64
 }
 
-// key names a block, or with a tail the last so many bytes of an object of a
-// size.
+// key names a block, or the footer of an object of a size.
 type key struct {
-	object     string
-	index      int64
-	tail, size int64
+	object string
+	index  int64
+	footer bool
+	size   int64
 }
 
-// block is a part of an object. It is immutable.
+// block is a part of an object, or its footer. It is immutable.
 type block struct {
-	data []byte
+	data   []byte
+	footer *Footer
 	// bad are ranges of a whole object that failed their checksum, at the time
 	// it was fetched.
 	bad []DamageError
@@ -137,6 +144,14 @@ type block struct {
 // come from the way, and an object can be mended, but not every reader of the
 // damage shall cost GETs.
 const damageKept = 2 * time.Second
+
+// bytes is what it takes in memory.
+func (b *block) bytes() int64 {
+	if b.footer != nil {
+		return b.footer.bytes()
+	}
+	return int64(cap(b.data))
+}
 
 // stale says that a block is to be fetched again.
 func (b *block) stale() bool { return len(b.bad) > 0 && time.Since(b.at) >= damageKept }
@@ -159,9 +174,11 @@ func New(cfg Config, store objstore.Reader, log *slog.Logger, meter metric.Meter
 	ctx, cancel := context.WithCancelCause(context.Background())
 	f := &Fetcher{
 		cfg: cfg, store: store, log: log.With("component", "fetcher"), slots: make(chan struct{}, cfg.MaxFetches),
-		ctx: ctx, cancel: cancel, flights: make(map[key]*flight), peers: make(map[string]int64),
+		work: semaphore.NewWeighted(cfg.FooterWorkBytes),
+		ctx:  ctx, cancel: cancel, flights: make(map[key]*flight), peers: make(map[string]int64),
 	}
 	f.cache.init(cfg.CacheBytes)
+	f.footers.init(cfg.FooterBytes)
 	var err error
 	if f.metrics, err = newMetrics(meter, f); err != nil {
 		cancel(err)
@@ -176,7 +193,7 @@ func (f *Fetcher) Close() {
 	f.closed = true
 	f.mu.Unlock()
 	f.cancel(ErrClosed)
-	f.work.Wait()
+	f.running.Wait()
 }
 
 // Read calls fn with the bytes [position, position+length) of the object, in
@@ -252,9 +269,9 @@ func (f *Fetcher) share(ctx context.Context, k key, get func(context.Context, ke
 		f.mu.Unlock()
 		return nil, ErrClosed
 	}
-	if b := f.cache.get(k); b != nil && !b.stale() {
+	if b := f.kept(k).get(k); b != nil && !b.stale() {
 		f.mu.Unlock()
-		f.metrics.hit(ctx)
+		f.metrics.asked(ctx, k, f.metrics.onHit)
 		return b, nil
 	}
 	fl := f.flights[k]
@@ -262,15 +279,15 @@ func (f *Fetcher) share(ctx context.Context, k key, get func(context.Context, ke
 		fetchCtx, cancel := context.WithTimeout(f.ctx, f.cfg.ReadTimeout)
 		fl = &flight{done: make(chan struct{}), cancel: cancel}
 		f.flights[k] = fl
-		f.metrics.miss(ctx)
-		f.work.Add(1)
+		f.metrics.asked(ctx, k, f.metrics.onMiss)
+		f.running.Add(1)
 		go func() {
-			defer f.work.Done()
+			defer f.running.Done()
 			defer cancel()
 			f.run(fetchCtx, k, fl, get)
 		}()
 	} else {
-		f.metrics.shared(ctx)
+		f.metrics.asked(ctx, k, f.metrics.onShared)
 	}
 	fl.waiters++
 	f.mu.Unlock()
@@ -292,8 +309,15 @@ func (f *Fetcher) share(ctx context.Context, k key, get func(context.Context, ke
 	return nil, context.Cause(ctx)
 }
 
-// run fetches a block and hands it to the waiters and, unless it is an object's
-// end, to the cache.
+// kept is the cache for a key; mu is held.
+func (f *Fetcher) kept(k key) *lru {
+	if k.footer {
+		return &f.footers
+	}
+	return &f.cache
+}
+
+// run fetches a block and hands it to the waiters and to the cache.
 func (f *Fetcher) run(ctx context.Context, k key, fl *flight, get func(context.Context, key) (*block, error)) {
 	b, err := get(ctx, k)
 	f.mu.Lock()
@@ -302,8 +326,8 @@ func (f *Fetcher) run(ctx context.Context, k key, fl *flight, get func(context.C
 	if f.flights[k] == fl {
 		delete(f.flights, k)
 	}
-	if err == nil && !f.closed && k.tail == 0 {
-		f.cache.put(k, b)
+	if err == nil && !f.closed {
+		f.kept(k).put(k, b)
 	}
 	close(fl.done)
 }
@@ -400,6 +424,13 @@ func (f *Fetcher) mapError(ctx context.Context, object string, err error) error 
 	// Denied, a missing bucket, and whatever is not known: not an answer about
 	// the object (I11).
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// FooterStats are the bytes and the number of the footers kept.
+func (f *Fetcher) FooterStats() (size int64, count int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.footers.size, len(f.footers.byKey)
 }
 
 // Stats are the bytes kept and pinned, for metrics and tests.

@@ -32,7 +32,7 @@ type fixture struct {
 
 func start(t *testing.T, change func(*fetcher.Config)) *fixture {
 	t.Helper()
-	cfg := fetcher.Config{BlockBytes: 1 << 20, CacheBytes: 4 << 20, PeerPinnedBytes: 2 << 20, PinnedBytes: 8 << 20, ReadTimeout: 5 * time.Second, MaxFetches: 4}
+	cfg := fetcher.Config{BlockBytes: 1 << 20, CacheBytes: 4 << 20, FooterBytes: 4 << 20, FooterWorkBytes: 16 << 20, PeerPinnedBytes: 2 << 20, PinnedBytes: 8 << 20, ReadTimeout: 5 * time.Second, MaxFetches: 4}
 	if change != nil {
 		change(&cfg)
 	}
@@ -103,7 +103,7 @@ func TestManyReadersCostOneGet(t *testing.T) {
 		}
 		footer, err := x.f.Footer(t.Context(), o.Name, o.Size)
 		require.NoError(t, err)
-		require.Len(t, footer.GetRanges(), 20)
+		require.Equal(t, 20, footer.Len())
 		require.Equal(t, 1, x.faults.Calls(""), "the footer came from the block as well")
 		_, pinned, flights := x.f.Stats()
 		require.Zero(t, pinned)
@@ -282,7 +282,7 @@ func TestDamageIsReadAgainAndCostsOnePartition(t *testing.T) {
 	p := y.object(1, 5)
 	y.store.Tamper(p.Name, flip)
 	first := true
-	mend, err := fetcher.New(fetcher.Config{BlockBytes: 1 << 20, CacheBytes: 1 << 20, PeerPinnedBytes: 1 << 20, PinnedBytes: 1 << 20, ReadTimeout: time.Second, MaxFetches: 1},
+	mend, err := fetcher.New(fetcher.Config{BlockBytes: 1 << 20, CacheBytes: 1 << 20, FooterBytes: 1 << 20, FooterWorkBytes: 1 << 20, PeerPinnedBytes: 1 << 20, PinnedBytes: 1 << 20, ReadTimeout: time.Second, MaxFetches: 1},
 		mending{y.store, func() {
 			if !first {
 				y.store.Tamper(p.Name, flip)
@@ -369,11 +369,11 @@ func TestFootersAreReadFromTheEnd(t *testing.T) {
 	require.Greater(t, many.FooterSize, int64(64<<10))
 	footer, err := x.f.Footer(t.Context(), few.Name, few.Size)
 	require.NoError(t, err)
-	require.Len(t, footer.GetRanges(), 3)
+	require.Equal(t, 3, footer.Len())
 	require.Equal(t, 1, x.faults.Calls(objstore.OpRead))
 	footer, err = x.f.Footer(t.Context(), many.Name, many.Size)
 	require.NoError(t, err)
-	require.Len(t, footer.GetRanges(), 700)
+	require.Equal(t, 700, footer.Len())
 	require.Equal(t, 3, x.faults.Calls(objstore.OpRead), "twice for a large one")
 	_, err = x.f.Footer(t.Context(), few.Name, few.Size+1)
 	require.ErrorIs(t, err, fetcher.ErrDamaged)
@@ -402,8 +402,8 @@ func TestManyFootersAreReadAtOnce(t *testing.T) {
 				var wg sync.WaitGroup
 				for range 2 {
 					wg.Go(func() {
-						footers := make([]*storagev1.CombinedObjectFooter, len(objects))
-						err := x.f.Footers(t.Context(), objects, func(i int, f *storagev1.CombinedObjectFooter) error {
+						footers := make([]*fetcher.Footer, len(objects))
+						err := x.f.Footers(t.Context(), objects, func(i int, f *fetcher.Footer) error {
 							footers[i] = f
 							return nil
 						})
@@ -412,8 +412,8 @@ func TestManyFootersAreReadAtOnce(t *testing.T) {
 							return
 						}
 						for i, f := range footers {
-							if len(f.GetRanges()) != 1+i%7 || f.GetObject().GetSequence() != int64(1+i) {
-								t.Errorf("footer %d is of object %d", i, f.GetObject().GetSequence())
+							if f.Len() != 1+i%7 {
+								t.Errorf("footer %d has %d ranges", i, f.Len())
 							}
 						}
 					})
@@ -439,7 +439,7 @@ func TestTheFirstErrorEndsFooters(t *testing.T) {
 			objects = append(objects, fetcher.Object{Name: o.Name, Size: o.Size})
 		}
 		x.faults.Set(decorate.Fault{Op: objstore.OpRead, Latency: time.Second, NoError: true, Count: -1})
-		err := x.f.Footers(t.Context(), objects, func(int, *storagev1.CombinedObjectFooter) error { return nil })
+		err := x.f.Footers(t.Context(), objects, func(int, *fetcher.Footer) error { return nil })
 		var absent *fetcher.NotFoundError
 		require.ErrorAs(t, err, &absent)
 		require.ErrorIs(t, err, fetcher.ErrNotFound)
@@ -447,7 +447,7 @@ func TestTheFirstErrorEndsFooters(t *testing.T) {
 		synctest.Wait()
 		require.LessOrEqual(t, x.faults.Calls(objstore.OpRead), 4, "nothing is fetched for a lost case")
 
-		err = x.f.Footers(t.Context(), objects[:1], func(int, *storagev1.CombinedObjectFooter) error { return io.ErrUnexpectedEOF })
+		err = x.f.Footers(t.Context(), objects[:1], func(int, *fetcher.Footer) error { return io.ErrUnexpectedEOF })
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()

@@ -30,7 +30,7 @@ func (l *lru) get(k key) *block {
 // put adds a block, unless it is larger than the whole cache, and drops those
 // that were not used for longest.
 func (l *lru) put(k key, b *block) {
-	n := int64(cap(b.data))
+	n := b.bytes()
 	if n > l.limit {
 		return
 	}
@@ -44,9 +44,16 @@ func (l *lru) put(k key, b *block) {
 	l.size += n
 }
 
+// drop removes the block if it is the one kept.
+func (l *lru) drop(k key, b *block) {
+	if e := l.byKey[k]; e != nil && e.Value.(*cached).block == b {
+		l.remove(e)
+	}
+}
+
 func (l *lru) remove(e *list.Element) {
 	c := e.Value.(*cached)
 	l.order.Remove(e)
 	delete(l.byKey, c.key)
-	l.size -= int64(cap(c.block.data))
+	l.size -= c.block.bytes()
 }

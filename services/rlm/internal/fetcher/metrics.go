@@ -12,6 +12,7 @@ import (
 
 type metrics struct {
 	blocks  metric.Int64Counter
+	footers metric.Int64Counter
 	gets    metric.Float64Histogram
 	bytes   metric.Int64Counter
 	damages metric.Int64Counter
@@ -31,6 +32,7 @@ func newMetrics(m metric.Meter, f *Fetcher) (*metrics, error) {
 	}
 	x := &metrics{
 		blocks:  counter("rlm.cache.blocks", "{block}", "Blocks asked for: found in the cache, fetched, or shared with a fetch under way."),
+		footers: counter("rlm.cache.footers", "{footer}", "Footers asked for: found in the cache, fetched, or shared with a fetch under way."),
 		bytes:   counter("rlm.cache.fetched", "By", "Bytes fetched from the object store."),
 		damages: counter("rlm.cache.damaged", "{block}", "Blocks that were damaged twice."),
 		onHit:   source("cache"), onMiss: source("store"), onShared: source("shared"),
@@ -43,21 +45,31 @@ func newMetrics(m metric.Meter, f *Fetcher) (*metrics, error) {
 	errs = append(errs, err)
 	pinned, err := m.Int64ObservableGauge("rlm.cache.pinned", metric.WithUnit("By"), metric.WithDescription("Bytes that readers hold on to."))
 	errs = append(errs, err)
+	footers, err := m.Int64ObservableGauge("rlm.cache.footer.size", metric.WithUnit("By"), metric.WithDescription("Bytes in the cache of footers."))
+	errs = append(errs, err)
 	_, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		c, p, _ := f.Stats()
 		o.ObserveInt64(size, c)
 		o.ObserveInt64(pinned, p)
+		n, _ := f.FooterStats()
+		o.ObserveInt64(footers, n)
 		return nil
-	}, size, pinned)
+	}, size, pinned, footers)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("create the fetcher's metrics: %w", err)
 	}
 	return x, nil
 }
 
-func (x *metrics) hit(ctx context.Context)     { x.blocks.Add(ctx, 1, x.onHit) }
-func (x *metrics) miss(ctx context.Context)    { x.blocks.Add(ctx, 1, x.onMiss) }
-func (x *metrics) shared(ctx context.Context)  { x.blocks.Add(ctx, 1, x.onShared) }
+// asked counts one who asks for a block or a footer.
+func (x *metrics) asked(ctx context.Context, k key, source metric.MeasurementOption) {
+	if k.footer {
+		x.footers.Add(ctx, 1, source)
+		return
+	}
+	x.blocks.Add(ctx, 1, source)
+}
+
 func (x *metrics) damaged(ctx context.Context) { x.damages.Add(ctx, 1) }
 
 func (x *metrics) get(ctx context.Context, d time.Duration, n int, err error) {
