@@ -40,6 +40,9 @@ test-race: ## Hunt for races: unit tests three times, shuffled, on 1, 2 and 4 CP
 test-integration: ## Run the tests that need several services, with the race detector
 	go test -race -timeout=9m ./test/...
 
+torture: ## Kill and pause processes under load for 20 rounds, and check every ack (ARGS='-seed=…')
+	go test -count=1 -v -timeout=40m ./test/torture -rounds=20 $(ARGS)
+
 bench: bin/benchstat ## Run the benchmarks (PKG=… BENCH=regexp COUNT=n), summarise bin/bench.txt
 	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=60m $(PKG) | tee bin/bench.txt
 	bin/benchstat bin/bench.txt
@@ -105,5 +108,5 @@ bin/%: tools/%/go.mod $$(wildcard tools/$$*/*)
 	@touch $@
 
 FORCE:
-.PHONY: FORCE help build demo test test-plain test-race test-integration bench fuzz generate lint verify tidy tools clean fix \
+.PHONY: FORCE help build demo test test-plain test-race test-integration torture bench fuzz generate lint verify tidy tools clean fix \
   verify-house verify-proto verify-generated verify-modules verify-code
