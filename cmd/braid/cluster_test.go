@@ -128,7 +128,12 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 		fails(t, "TOPIC_EXISTS", "", "topic", "create", "quakes")
 		fails(t, "min.ack.lvl", "", "topic", "create", "other", "--config", "min.ack.lvl=OBJECT")
 		fails(t, "bad name", "", "topic", "create", "bad name")
-		fails(t, "UNKNOWN_TOPIC_OR_PARTITION", "", "topic", "describe", "absent")
+		for _, args := range [][]string{
+			{"topic", "describe", "absent"}, {"topic", "set", "absent", "--config", "max.batch.bytes=512KiB"}, {"topic", "delete", "absent"},
+			{"explain", "absent"}, {"consume", "absent"}, {"produce", "absent"}, {"segments", "absent"},
+		} {
+			fails(t, `topic "absent" does not exist (UNKNOWN_TOPIC_OR_PARTITION)`, "x\n", args...)
+		}
 		require.Contains(t, must(t, "", "topic", "list"), "quakes")
 		must(t, "", "topic", "create", "doomed", "--metadata", before.Metadata[0].Address)
 		must(t, "", "topic", "delete", "doomed", "--brokers", before.Broker[0].Address)
@@ -177,9 +182,16 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 		require.Equal(t, 3, sum.Line)
 		require.Equal(t, "{\"k\":1}\n{\"k\":2}\n", must(t, "", "consume", "careful"))
 
+		large := filepath.Join(t.TempDir(), "large")
+		require.NoError(t, os.WriteFile(large, []byte("a\nb\n"+strings.Repeat("x", 2<<20)+"\n"), 0o600))
+		require.Empty(t, fails(t, "line 3: the record takes", "", "produce", "careful", "--file", large))
+		require.Empty(t, fails(t, "topic careful has no partition 1, only 0 to 0", "x\n", "produce", "careful", "--partition", "1"))
+		require.Empty(t, fails(t, "has no partition -2", "x\n", "produce", "careful", "--partition", "-2"))
+		require.Equal(t, 2, strings.Count(must(t, "", "consume", "careful"), "\n"), "nothing was added")
+
 		fails(t, "max.batch.bytes", strings.Repeat("x", 2<<20), "produce", "careful")
-		fails(t, "LEVEL_UNREACHABLE", "x\n", "produce", "careful", "--level", "MIRRORED")
-		fails(t, "LEVEL_UNREACHABLE", "x\n", "produce", "quakes", "--level", "LEADER")
+		require.Empty(t, fails(t, "LEVEL_UNREACHABLE", "x\n", "produce", "careful", "--level", "MIRRORED"))
+		require.Empty(t, fails(t, "LEVEL_UNREACHABLE", "x\n", "produce", "quakes", "--level", "LEADER"))
 	})
 	t.Run("segments and explain", func(t *testing.T) {
 		var sum segmentsSummary

@@ -6,6 +6,7 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/braidlog/braid/pkg/client"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
 )
@@ -13,6 +14,10 @@ import (
 // explainError is an error as people want to read it: the sentence, what is
 // wrong with which field, and the facts.
 func explainError(err error) string {
+	var absent *client.UnknownTopicError
+	if errors.As(err, &absent) {
+		return err.Error() + " (" + rpcerr.ReasonName(errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION) + ")"
+	}
 	e, ok := rpcerr.From(err)
 	if !ok || e.Reason == errorsv1.ErrorReason_ERROR_REASON_UNSPECIFIED {
 		return err.Error()
@@ -49,4 +54,13 @@ func explainError(err error) string {
 // interrupted says that ctx was ended by a signal.
 func interrupted(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+}
+
+// ofTopic says of an error of the metadata service that the topic is absent, if
+// that is the reason.
+func ofTopic(name string, err error) error {
+	if rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION) {
+		return &client.UnknownTopicError{Name: name, Err: err}
+	}
+	return err
 }

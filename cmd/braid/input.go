@@ -12,6 +12,28 @@ import (
 	"strings"
 )
 
+// byteOrderMark is what some editors and spreadsheets begin UTF-8 text with.
+const byteOrderMark = "\ufeff"
+
+// markless is a stream without the byte order mark that it may begin with.
+type markless struct {
+	r     *bufio.Reader
+	begun bool
+}
+
+func (m *markless) Read(p []byte) (int, error) {
+	if !m.begun {
+		m.begun = true
+		// One byte at first: a stream may have only a few for a long time.
+		if first, err := m.r.Peek(1); err == nil && first[0] == byteOrderMark[0] {
+			if mark, err := m.r.Peek(len(byteOrderMark)); err == nil && string(mark) == byteOrderMark {
+				_, _ = m.r.Discard(len(mark)) // it was peeked at
+			}
+		}
+	}
+	return m.r.Read(p)
+}
+
 // maxLine bounds one line of input: more can't be a record.
 const maxLine = 64 << 20
 
@@ -61,7 +83,7 @@ type lines struct {
 
 func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 1<<16)} }
 
-// next returns a line without its end, "\n" or "\r\n".
+// next returns a line, every byte of it up to its "\n".
 func (l *lines) next() ([]byte, error) {
 	line, err := l.r.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
@@ -79,8 +101,7 @@ func (l *lines) next() ([]byte, error) {
 		return nil, err
 	}
 	l.n++
-	line = bytes.TrimSuffix(line, []byte("\n"))
-	return bytes.TrimSuffix(line, []byte("\r")), nil
+	return bytes.TrimSuffix(line, []byte("\n")), nil
 }
 
 // lineInput takes each line as a value, empty ones too.
@@ -95,7 +116,7 @@ func (in *lineInput) next() (inputRecord, error) {
 }
 
 // jsonInput takes each line, one JSON object, as a value, and one of its fields
-// as the key. Blank lines are skipped.
+// as the key. Blank lines are skipped, and a byte order mark at the beginning.
 type jsonInput struct {
 	lines *lines
 	key   string
@@ -106,6 +127,10 @@ func (in *jsonInput) next() (inputRecord, error) {
 		line, err := in.lines.next()
 		if err != nil {
 			return inputRecord{}, err
+		}
+		line = bytes.TrimSuffix(line, []byte("\r"))
+		if in.lines.n == 1 {
+			line = bytes.TrimPrefix(line, []byte(byteOrderMark))
 		}
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue
@@ -175,7 +200,7 @@ type csvInput struct {
 }
 
 func newCSVInput(r io.Reader, key string) (*csvInput, error) {
-	in := &csvInput{r: csv.NewReader(r), column: -1}
+	in := &csvInput{r: csv.NewReader(&markless{r: bufio.NewReader(r)}), column: -1}
 	in.r.ReuseRecord = true
 	header, err := in.r.Read()
 	if errors.Is(err, io.EOF) {
@@ -184,7 +209,6 @@ func newCSVInput(r io.Reader, key string) (*csvInput, error) {
 	if err != nil {
 		return nil, csvProblem(err)
 	}
-	header[0] = strings.TrimPrefix(header[0], "\ufeff") // as spreadsheets write it
 	in.header = slices.Clone(header)
 	for i, name := range in.header {
 		if slices.Contains(in.header[:i], name) {

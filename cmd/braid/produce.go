@@ -23,11 +23,12 @@ func produceCommand() *command {
 		help: `
 Appends the records of a file, or of stdin, and waits until each is acked at the level asked for.
 
-Formats: lines, each line is a value; jsonl, each line is a JSON object, stored as it is; csv, the first line names the columns
+Formats: lines, each line is a value, every byte up to its newline; jsonl, each line is a JSON object, stored as it is; csv, the first line names the columns
 and each row is stored as a JSON object of strings. --key FIELD takes a field or column as the record's key: records of one
 key keep their order and share a partition. Records without a key are spread.
 
-A malformed line is named by its number. A regular file is checked as a whole first, so then nothing is produced. A stream
+A line that is malformed, or larger than the topic takes, is named by its number. A regular file is checked as a whole first, so
+then nothing is produced; a partition or level that the topic does not have is refused before anything is read. A stream
 (--file - or a pipe) ends at the bad line: everything before it is sent, and the summary says exactly what was acked.
 A change of leader is survived by repeating what is safe to repeat; nothing is stored twice.
 ` + targetHelp,
@@ -80,7 +81,7 @@ func runProduce(ctx context.Context, c *console, cmd *command, args []string) er
 	fs.StringVar(&f.key, "key", "", "`field` or column that is the record's key")
 	fs.StringVar(&f.level, "level", "", "`level` to wait for: LEADER or OBJECT; without it the topic's min.ack.level")
 	fs.StringVar(&f.codec, "codec", "none", "`compression` of batches: none, gzip, snappy, lz4 or zstd")
-	fs.IntVar(&f.partition, "partition", -1, "`partition` to append to, whatever the key")
+	fs.IntVar(&f.partition, "partition", anyPartition, "`partition` to append to, whatever the key")
 	fs.BoolVar(&f.json, "json", false, "write the summary as JSON, as the last line")
 	rest, err := cmd.parse(c, fs, args)
 	if err != nil {
@@ -100,16 +101,32 @@ func runProduce(ctx context.Context, c *console, cmd *command, args []string) er
 	if _, err := newInput(strings.NewReader("x\n"), f.format, ""); err != nil {
 		return err
 	}
-	in, total, closeInput, err := openInput(ctx, c, &f)
+	src, err := openSource(ctx, c, f.file)
 	if err != nil {
 		return err
 	}
-	defer closeInput()
+	defer src.close()
 	cl, err := f.client()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = cl.Close() }() // everything is acked or told by then
+	topic, err := cl.DescribeTopic(ctx, f.topic)
+	if err != nil {
+		return err
+	}
+	if err := topic.CheckLevel(level); err != nil {
+		return err
+	}
+	if f.partition != anyPartition {
+		if err := topic.CheckPartition(f.partition); err != nil {
+			return err
+		}
+	}
+	in, total, err := src.input(&f, topic)
+	if err != nil {
+		return err
+	}
 	p, err := cl.NewProducer(ctx, client.ProducerOptions{Topic: f.topic, Level: level, Codec: codec})
 	if err != nil {
 		return err
@@ -133,43 +150,55 @@ func runProduce(ctx context.Context, c *console, cmd *command, args []string) er
 	return err
 }
 
-// openInput opens the input and, where that is possible, checks all of it.
-// total is the number of records, -1 when it isn't known.
-func openInput(ctx context.Context, c *console, f *produceFlags) (in input, total int64, closeInput func(), err error) {
-	source := c.stdin
-	if f.file == "-" {
-		source = interruptible(ctx, c.stdin)
+// anyPartition leaves the choice of the partition to the producer.
+const anyPartition = -1
+
+// source is where the input comes from.
+type source struct {
+	r io.Reader
+	// file is r where that is a regular file, which can be read twice.
+	file  *os.File
+	close func()
+}
+
+func openSource(ctx context.Context, c *console, name string) (*source, error) {
+	if name == "-" {
+		return &source{r: interruptible(ctx, c.stdin), close: func() {}}, nil
 	}
-	closeInput = func() {}
-	total = -1
-	if f.file != "-" {
-		file, err := os.Open(f.file)
-		if err != nil {
-			return nil, 0, nil, err
-		}
-		closeInput = func() { _ = file.Close() } // it was only read
-		info, err := file.Stat()
-		if err == nil && info.IsDir() {
-			err = fmt.Errorf("%s is a directory", f.file)
-		}
-		if err == nil && info.Mode().IsRegular() {
-			total, err = checkInput(file, f.format, f.key)
-			if err == nil {
-				_, err = file.Seek(0, io.SeekStart)
-			}
-		}
-		if err != nil {
-			closeInput()
-			return nil, 0, nil, fmt.Errorf("%s: %w; nothing was produced", f.file, err)
-		}
-		source = file
-	}
-	in, err = newInput(source, f.format, f.key)
+	file, err := os.Open(name)
 	if err != nil {
-		closeInput()
-		return nil, 0, nil, err
+		return nil, err
 	}
-	return in, total, closeInput, nil
+	s := &source{r: file, close: func() { _ = file.Close() }} // it is only read
+	info, err := file.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a directory", name)
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	if info.Mode().IsRegular() {
+		s.file = file
+	}
+	return s, nil
+}
+
+// input is what to read records from, all of them checked where that is possible:
+// total is their number then, else -1.
+func (s *source) input(f *produceFlags, topic *client.Topic) (in input, total int64, err error) {
+	total = -1
+	if s.file != nil {
+		total, err = checkInput(s.file, f.format, f.key, topic)
+		if err == nil {
+			_, err = s.file.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s: %w; nothing was produced", f.file, err)
+		}
+	}
+	in, err = newInput(s.r, f.format, f.key)
+	return in, total, err
 }
 
 // interruptible is r until ctx ends. A read of r that never returns is left to
@@ -184,18 +213,23 @@ func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	return pr
 }
 
-// checkInput reads all of an input and counts its records.
-func checkInput(r io.Reader, format, key string) (n int64, err error) {
+// checkInput reads all of an input and counts its records, none of which is
+// malformed or larger than the topic takes.
+func checkInput(r io.Reader, format, key string, topic *client.Topic) (n int64, err error) {
 	in, err := newInput(r, format, key)
 	if err != nil {
 		return 0, err
 	}
 	for {
-		if _, err := in.next(); err != nil {
-			if errors.Is(err, io.EOF) {
-				return n, nil
-			}
+		rec, err := in.next()
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
 			return 0, err
+		}
+		if err := topic.CheckRecord(&client.Record{Key: rec.key, Value: rec.value}); err != nil {
+			return 0, &lineError{rec.line, err}
 		}
 		n++
 	}
@@ -280,7 +314,7 @@ func sendAll(ctx context.Context, p *client.Producer, in input, partition int32,
 		}
 		r := client.Record{Key: rec.key, Value: rec.value}
 		var pending client.Pending
-		if partition >= 0 {
+		if partition != anyPartition {
 			pending, err = p.SendTo(ctx, partition, r)
 		} else {
 			pending, err = p.Send(ctx, r)

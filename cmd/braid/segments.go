@@ -128,7 +128,7 @@ func runSegments(ctx context.Context, c *console, cmd *command, args []string) e
 	defer cancel()
 	resp, err := admin.Topics().GetTopic(ctx, &metadatav1.GetTopicRequest{By: &metadatav1.GetTopicRequest_Name{Name: *name}})
 	if err != nil {
-		return err
+		return ofTopic(*name, err)
 	}
 	n := len(resp.GetTopic().GetPartitions())
 	if *only >= n {

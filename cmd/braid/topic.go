@@ -229,7 +229,7 @@ func topicList(ctx context.Context, c *console, admin *client.Admin, f *topicFla
 func topicDescribe(ctx context.Context, c *console, admin *client.Admin, f *topicFlags) error {
 	resp, err := admin.Topics().GetTopic(ctx, &metadatav1.GetTopicRequest{By: &metadatav1.GetTopicRequest_Name{Name: f.topic}})
 	if err != nil {
-		return err
+		return ofTopic(f.topic, err)
 	}
 	info := topicOf(resp.GetTopic())
 	if f.json {
@@ -264,7 +264,7 @@ func topicSet(ctx context.Context, c *console, admin *client.Admin, f *topicFlag
 	}
 	resp, err := admin.Topics().UpdateTopic(ctx, &metadatav1.UpdateTopicRequest{Name: f.topic, Set: set, Unset: f.unset})
 	if err != nil {
-		return err
+		return ofTopic(f.topic, err)
 	}
 	info := topicOf(resp.GetTopic())
 	if f.json {
@@ -280,7 +280,7 @@ func topicSet(ctx context.Context, c *console, admin *client.Admin, f *topicFlag
 func topicDelete(ctx context.Context, c *console, admin *client.Admin, f *topicFlags) error {
 	resp, err := admin.Topics().DeleteTopic(ctx, &metadatav1.DeleteTopicRequest{Name: f.topic})
 	if err != nil {
-		return err
+		return ofTopic(f.topic, err)
 	}
 	if f.json {
 		return c.printJSON(struct {

@@ -20,10 +20,12 @@ type batch struct {
 	done    chan struct{}
 
 	// Guarded by the lane's mutex until the batch is sent, then the worker's.
-	builder  *record.Builder // nil once built
-	flush    bool
-	bytes    []byte
-	attempts int
+	builder *record.Builder // nil once built
+	flush   bool
+	bytes   []byte
+	// out says that the batch was sent on the stream that is open; maybe, that a
+	// stream it was sent on ended in a way that doesn't exclude that it was stored.
+	out, maybe bool
 
 	// Written before done is closed.
 	ack    Ack // of the first record
@@ -184,20 +186,28 @@ func (l *lane) answer(b *batch) {
 	l.p.buffer.Release(b.held)
 }
 
+// conclude notes what the end of a stream, with err, says about the batches that
+// were sent on it. A refusal is certain: of the batch refused and of those behind
+// it nothing was stored by this stream.
+func (l *lane) conclude(err error) {
+	executed := rpcerr.Executed(err)
+	for _, b := range l.inFlight() {
+		b.maybe = b.maybe || b.out && executed
+		b.out = false
+	}
+}
+
 // fail answers everything with an error; the partition takes no more records.
-func (l *lane) fail(err error, executed bool) {
+func (l *lane) fail(err error) {
 	l.mu.Lock()
 	all := l.batches
 	l.batches, l.sent, l.open = nil, 0, nil
 	l.failed = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, Err: fmt.Errorf("the partition stopped before: %w", err)}
 	l.mu.Unlock()
+	// With a gap the server says which sequence it holds last: none of these.
+	gap := rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_SEQUENCE_GAP)
 	for _, b := range all {
-		// A refusal is certain of what was sent once: behind a refused batch
-		// nothing is stored either. Of what was sent before as well it is so only
-		// where the server says which sequence it holds last.
-		maybe := b.attempts > 0 && executed ||
-			b.attempts > 1 && !rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_SEQUENCE_GAP)
-		b.err = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, MaybeStored: maybe, Err: err}
+		b.err = &DeliveryError{Topic: l.p.opts.Topic, Partition: l.partition, MaybeStored: b.maybe && !gap, Err: err}
 		l.answer(b)
 	}
 }
@@ -214,7 +224,7 @@ func (l *lane) run(ctx context.Context) {
 			attempt = 0
 		}
 		if ctx.Err() != nil {
-			l.fail(context.Cause(ctx), true)
+			l.fail(context.Cause(ctx))
 			return
 		}
 		if !l.hasWork() {
@@ -250,7 +260,7 @@ func (l *lane) recover(ctx context.Context, address string, err error, attempt i
 	}
 	switch reaction {
 	case giveUp:
-		l.fail(err, rpcerr.Executed(err))
+		l.fail(err)
 		return true
 	case settle:
 		if l.settle(ctx, err, head[0].created.Add(l.p.opts.DeliveryTimeout)) {
@@ -279,7 +289,7 @@ func (l *lane) expire(last error) bool {
 	late := len(l.batches) > 0 && time.Since(l.batches[0].created) > l.p.opts.DeliveryTimeout
 	l.mu.Unlock()
 	if late {
-		l.fail(fmt.Errorf("no ack within %s; last: %w", l.p.opts.DeliveryTimeout, last), true)
+		l.fail(fmt.Errorf("no ack within %s; last: %w", l.p.opts.DeliveryTimeout, last))
 	}
 	return late
 }

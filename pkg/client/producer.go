@@ -280,10 +280,10 @@ func (p *Producer) Send(ctx context.Context, r Record) (Pending, error) {
 
 // SendTo is Send to a partition of the caller's choice.
 func (p *Producer) SendTo(ctx context.Context, partition int32, r Record) (Pending, error) {
-	size := int64(r.size())
-	if limit := p.recordLimit(); size+record.HeaderSize > limit {
-		return Pending{}, &RecordTooLargeError{Size: size + record.HeaderSize, Limit: limit, What: "topic " + p.opts.Topic + " (max.batch.bytes)"}
+	if err := p.topic.CheckRecord(&r); err != nil {
+		return Pending{}, err
 	}
+	size := int64(r.size())
 	if size > p.opts.BufferBytes {
 		return Pending{}, &RecordTooLargeError{Size: size, Limit: p.opts.BufferBytes, What: "the producer's buffer"}
 	}
@@ -304,14 +304,6 @@ func (p *Producer) SendTo(ctx context.Context, partition int32, r Record) (Pendi
 		p.buffer.Release(size)
 	}
 	return pending, err
-}
-
-// recordLimit is the size of the largest batch that may be sent.
-func (p *Producer) recordLimit() int64 {
-	if p.topic.MaxBatchBytes > 0 {
-		return p.topic.MaxBatchBytes
-	}
-	return record.MaxBatchSize
 }
 
 // stickyPartition is the partition for records without a key: the same until
@@ -342,8 +334,8 @@ func (p *Producer) lane(partition int32) (*lane, error) {
 	if p.closed {
 		return nil, ErrClosed
 	}
-	if partition < 0 || int(partition) >= len(p.lanes) {
-		return nil, fmt.Errorf("client: topic %s has no partition %d, only 0 to %d", p.opts.Topic, partition, len(p.lanes)-1)
+	if err := p.topic.CheckPartition(int(partition)); err != nil {
+		return nil, fmt.Errorf("client: %w", err)
 	}
 	l := p.lanes[partition]
 	if l == nil {

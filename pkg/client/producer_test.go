@@ -294,6 +294,70 @@ func TestARefusalAfterALostAnswerLeavesTheOutcomeOpen(t *testing.T) {
 	})
 }
 
+// What was only ever refused before the append is not in the log, whatever else
+// was tried; a lost answer makes it possible.
+func TestOnlyRefusedBatchesAreSurelyNotStored(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"recovering":   unavailable(errorsv1.ErrorReason_ERROR_REASON_RECOVERING),
+		"backlog full": rpcerr.Exhausted(errorsv1.ErrorReason_ERROR_REASON_BACKLOG_FULL, topic, "bytes", 1, 0),
+		"not leader":   rpcerr.NotLeader(topic, rpcerr.Leader{Epoch: 1}),
+		"lost answers": unavailable(0),
+	} {
+		t.Run(name, func(t *testing.T) {
+			produce(t, 1, client.ProducerOptions{BatchBytes: 1, DeliveryTimeout: 10 * time.Second}, func(t *testing.T, c *cluster, p *client.Producer) {
+				c.before = func(int, record.Batch) error { return refusal }
+				for _, pending := range send(t, p, 0, 3) {
+					_, err := pending.Wait(t.Context())
+					var delivery *client.DeliveryError
+					require.ErrorAs(t, err, &delivery)
+					require.ErrorContains(t, err, "no ack within 10s")
+					require.Equal(t, name == "lost answers", delivery.MaybeStored)
+				}
+				require.Empty(t, c.values(0))
+			})
+		})
+	}
+	t.Run("closed without any leader", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 1, "a:1")
+			defer c.close()
+			cl := c.client()
+			defer cl.Close()
+			p, err := cl.NewProducer(t.Context(), client.ProducerOptions{Topic: topic})
+			require.NoError(t, err)
+			c.elect("", -1)
+			pending := send(t, p, 0, 1)[0]
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			require.Error(t, p.Close(ctx))
+			_, err = pending.Wait(t.Context())
+			var delivery *client.DeliveryError
+			require.ErrorAs(t, err, &delivery)
+			require.False(t, delivery.MaybeStored)
+		})
+	})
+}
+
+func TestWhatATopicTakesIsKnownBefore(t *testing.T) {
+	plain := &client.Topic{Name: topic, Partitions: make([]client.Partition, 2), MinAckLevel: client.LevelLeader, MaxBatchBytes: 1000}
+	object := &client.Topic{Name: topic, MinAckLevel: client.LevelObject}
+	for _, level := range []client.Level{client.LevelDefault, client.LevelLeader, client.LevelObject} {
+		require.NoError(t, plain.CheckLevel(level))
+	}
+	require.NoError(t, object.CheckLevel(client.LevelObject))
+	require.NoError(t, object.CheckLevel(client.LevelDefault))
+	for _, err := range []error{plain.CheckLevel(client.LevelMirrored), plain.CheckLevel(client.LevelReplicas), object.CheckLevel(client.LevelLeader)} {
+		require.True(t, rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_LEVEL_UNREACHABLE), "%v", err)
+	}
+	require.NoError(t, plain.CheckPartition(1))
+	require.ErrorContains(t, plain.CheckPartition(2), "only 0 to 1")
+	require.Error(t, plain.CheckPartition(-1))
+	require.NoError(t, plain.CheckRecord(&client.Record{Value: make([]byte, 800)}))
+	var large *client.RecordTooLargeError
+	require.ErrorAs(t, plain.CheckRecord(&client.Record{Key: make([]byte, 500), Value: make([]byte, 500)}), &large)
+	require.EqualValues(t, 1000, large.Limit)
+}
+
 func TestNothingOutlivesTheDeliveryTimeout(t *testing.T) {
 	produce(t, 1, client.ProducerOptions{BatchBytes: 1, DeliveryTimeout: 10 * time.Second}, func(t *testing.T, c *cluster, p *client.Producer) {
 		c.elect("", -1)
@@ -429,6 +493,7 @@ func TestAnUnknownTopicIsAskedForAWhileOnly(t *testing.T) {
 		start := time.Now()
 		_, err := cl.NewProducer(t.Context(), client.ProducerOptions{Topic: "other"})
 		require.True(t, rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION))
+		require.ErrorContains(t, err, `topic "other" does not exist`)
 		require.InDelta(t, 2, time.Since(start).Seconds(), 1)
 	})
 }

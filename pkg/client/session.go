@@ -62,6 +62,7 @@ func (l *lane) session(ctx context.Context, fresh bool) (answered bool, address 
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, errStalled) || errors.Is(cause, errMoved)) {
 		err = cause
 	}
+	l.conclude(err)
 	return s.answered, at.address, err
 }
 
@@ -172,7 +173,7 @@ func (s *session) run(ctx context.Context) error {
 func (s *session) send(ctx context.Context, b *batch) error {
 	s.request++
 	s.note()
-	b.attempts++
+	b.out = true
 	req := &brokerv1.ProduceRequest{
 		Request: s.request, Partition: s.l.partition, Batches: b.bytes, Level: logv1.Level(s.l.p.opts.Level),
 	}

@@ -38,7 +38,7 @@ func (l *lane) settle(ctx context.Context, unknown error, deadline time.Time) bo
 	case ctx.Err() != nil && l.p.ctx.Err() != nil:
 		return true // closing: run answers the batch
 	default:
-		l.fail(fmt.Errorf("%w; to settle it: %w", unknown, err), true)
+		l.fail(fmt.Errorf("%w; to settle it: %w", unknown, err))
 		return true
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/braidlog/braid/pkg/backoff"
+	"github.com/braidlog/braid/pkg/record"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
@@ -25,6 +26,49 @@ type Topic struct {
 	// MaxBatchBytes is the largest record batch taken.
 	MaxBatchBytes int64
 }
+
+// CheckLevel says whether acks at the level can be had; LevelDefault can always.
+// An error has the reason LEVEL_UNREACHABLE, as the topic's leaders would say it.
+func (t *Topic) CheckLevel(level Level) error {
+	switch {
+	case level == LevelDefault, level == LevelObject, level == LevelLeader && t.MinAckLevel != LevelObject:
+		return nil
+	case t.MinAckLevel == LevelObject:
+		return rpcerr.LevelUnreachable(t.Name, level.String(), LevelObject.String())
+	}
+	return rpcerr.LevelUnreachable(t.Name, level.String(), LevelLeader.String()+","+LevelObject.String())
+}
+
+// CheckPartition says whether the topic has the partition.
+func (t *Topic) CheckPartition(partition int) error {
+	if partition < 0 || partition >= len(t.Partitions) {
+		return fmt.Errorf("topic %s has no partition %d, only 0 to %d", t.Name, partition, len(t.Partitions)-1)
+	}
+	return nil
+}
+
+// CheckRecord says whether a producer of the topic would take the record; an
+// error is a *RecordTooLargeError.
+func (t *Topic) CheckRecord(r *Record) error {
+	limit := t.MaxBatchBytes
+	if limit <= 0 {
+		limit = record.MaxBatchSize
+	}
+	if size := int64(r.size()) + record.HeaderSize; size > limit {
+		return &RecordTooLargeError{Size: size, Limit: limit, What: "topic " + t.Name + " (max.batch.bytes)"}
+	}
+	return nil
+}
+
+// UnknownTopicError says that no broker asked knows the topic.
+type UnknownTopicError struct {
+	Name string
+	// Err is what the last broker answered.
+	Err error
+}
+
+func (e *UnknownTopicError) Error() string { return fmt.Sprintf("topic %q does not exist", e.Name) }
+func (e *UnknownTopicError) Unwrap() error { return e.Err }
 
 // Partition says who leads a partition.
 type Partition struct {
@@ -71,7 +115,8 @@ func (c *Client) topicState(name string) *topicState {
 }
 
 // DescribeTopic asks any broker for a topic's partitions and leaders. A topic
-// that is not known is asked for again for Options.TopicPatience.
+// that is not known is asked for again for Options.TopicPatience; then the error
+// is an *UnknownTopicError.
 func (c *Client) DescribeTopic(ctx context.Context, name string) (*Topic, error) {
 	patience := time.Now().Add(c.opts.TopicPatience)
 	for attempt := 1; ; attempt++ {
@@ -80,8 +125,11 @@ func (c *Client) DescribeTopic(ctx context.Context, name string) (*Topic, error)
 			c.topicState(name).put(topic, time.Now())
 			return topic, nil
 		}
-		if !rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION) || time.Now().After(patience) {
+		if !rpcerr.Has(err, errorsv1.ErrorReason_ERROR_REASON_UNKNOWN_TOPIC_OR_PARTITION) {
 			return nil, err
+		}
+		if time.Now().After(patience) {
+			return nil, &UnknownTopicError{Name: name, Err: err}
 		}
 		if werr := backoff.Sleep(ctx, c.retryDelay(attempt, err)); werr != nil {
 			return nil, fmt.Errorf("%w; last: %w", werr, err)
