@@ -229,13 +229,21 @@ func (s *Server) open(ctx context.Context, given objstore.Store) (objstore.Store
 			decorate.Prefix(s.cfg.Store.Prefix),
 		)
 	}
-	if err := waitStore(ctx, store, s.cfg.Store.StartTimeout.Std()); err != nil {
+	err := waitStore(ctx, store, s.cfg.Store.StartTimeout.Std())
+	if errors.Is(err, ErrStoreUnreachable) {
+		if tail, unknown := s.metalog.Tail(ctx); unknown == nil && tail.End > 0 {
+			s.log.WarnContext(ctx, "the object store does not answer, going on without it", "store", where, "err", err)
+			return store, nil
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", where, err)
 	}
 	return store, nil
 }
 
-// ErrStoreUnreachable is the error of a start without the object store.
+// ErrStoreUnreachable is the error of a start without the object store, while
+// the cluster's log has not begun.
 var ErrStoreUnreachable = errors.New("object store unreachable")
 
 // waitStore asks the object store until it answers, at most for limit.

@@ -385,6 +385,7 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 	require.ErrorContains(t, err, "store.bucket is empty")
 	cfg.Store.Bucket, cfg.Store.Endpoint = "b", nobody
 	cfg.Store.StartTimeout = config.Duration(300 * time.Millisecond)
+	cfg.Etcd.Prefix = "/fresh/" // a cluster that has begun goes on without its bucket
 	_, err = cluster.Build(ctx, cfg, nil)
 	require.ErrorContains(t, err, nobody)
 	require.ErrorIs(t, err, objstore.ErrUnavailable)

@@ -35,6 +35,8 @@ type Options struct {
 	Etcd *embetcd.Server
 	// WrapKV is called on the requests to etcd of each replica, to inject faults.
 	WrapKV func(clientv3.KV) clientv3.KV
+	// WrapEtcd is called on the configuration of each replica's etcd client.
+	WrapEtcd func(*clientv3.Config)
 	// Change is called on the configuration of each replica. Its sessions are of
 	// 5 s and its leases of 10 s: a busy machine delays a test by seconds, and only
 	// tests of what runs out want it to.
@@ -152,7 +154,13 @@ func (c *Cluster) Restart(old *Replica) *Replica {
 
 func (c *Cluster) start(id int) *Replica {
 	c.tb.Helper()
-	etcd, err := clientv3.New(clientv3.Config{Endpoints: c.Etcd.Endpoints(), Logger: zap.NewNop()})
+	client := clientv3.Config{
+		Endpoints: c.Etcd.Endpoints(), Logger: zap.NewNop(), DialKeepAliveTime: time.Second, DialKeepAliveTimeout: time.Second,
+	}
+	if c.opts.WrapEtcd != nil {
+		c.opts.WrapEtcd(&client)
+	}
+	etcd, err := clientv3.New(client)
 	require.NoError(c.tb, err)
 	if c.opts.WrapKV != nil {
 		etcd.KV = c.opts.WrapKV(etcd.KV)

@@ -6,15 +6,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"math"
 	"slices"
 	"strings"
 
-	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
-
 	"github.com/braidlog/braid/pkg/lineage"
 	"github.com/braidlog/braid/pkg/topicconfig"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // Decode reads a snapshot to the reader's end and returns its state, which then
@@ -35,11 +35,8 @@ func Decode(r io.Reader) (*State, error) {
 // once something is wrong; err says what.
 type decoder struct {
 	in   io.Reader
-	hash interface {
-		io.Writer
-		Sum(b []byte) []byte
-	}
-	s *State
+	hash hash.Hash
+	s    *State
 
 	position int64 // behind the frame in buf
 	began    int64 // of the frame in buf

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"hash"
 	"hash/crc32"
 	"io"
 )
@@ -97,10 +98,7 @@ func unzigzag(u uint64) int64 { return int64(u>>1) ^ -int64(u&1) }
 // summed is a writer that counts and hashes what passes.
 type summed struct {
 	w    io.Writer
-	hash interface {
-		io.Writer
-		Sum(b []byte) []byte
-	}
+	hash hash.Hash
 	size int64
 }
 

@@ -165,7 +165,10 @@ func (c *Controller) runTerm(ctx context.Context) (led bool, err error) {
 	}
 	watching := make(chan struct{})
 	watch, stopWatching := context.WithCancel(ctx)
-	go func() { defer close(watching); t.space.watch(watch, c.deps.Client, c.log) }()
+	go func() {
+		defer close(watching)
+		t.space.watch(watch, c.deps.Client, c.log, func(ctx context.Context) error { return c.deps.Log.Touch(ctx, guard) })
+	}()
 	defer func() { stopWatching(); <-watching }()
 	c.log.InfoContext(ctx, "elected controller", "controller_epoch", t.epoch, "offset", t.head.EndOffset())
 	c.mu.Lock()

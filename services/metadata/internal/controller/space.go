@@ -102,15 +102,19 @@ func (s *space) admit(class Class) error {
 	return &SpaceError{Class: class, InUse: used, Quota: quota, StopAtPercent: s.cfg.percent(class)}
 }
 
+// touchEvery is after how many polls with a class stopped etcd is written to, so
+// that it notices what has been freed.
+const touchEvery = 10
+
 // watch asks all members until ctx ends. The fullest one counts: each has its own
-// file and its own quota.
-func (s *space) watch(ctx context.Context, client *clientv3.Client, log *slog.Logger) {
+// file and its own quota. touch writes something small.
+func (s *space) watch(ctx context.Context, client *clientv3.Client, log *slog.Logger, touch func(context.Context) error) {
 	if s.cfg.Interval <= 0 {
 		return
 	}
 	ticker := time.NewTicker(s.cfg.Interval)
 	defer ticker.Stop()
-	for {
+	for stopped := 0; ; {
 		var used, quota int64
 		answered := false
 		for _, endpoint := range client.Endpoints() {
@@ -131,6 +135,14 @@ func (s *space) watch(ctx context.Context, client *clientv3.Client, log *slog.Lo
 		}
 		if answered {
 			s.tell(ctx, log, used, quota)
+		}
+		if stopped++; !s.stopped(ClassData) {
+			stopped = 0
+		}
+		if stopped%touchEvery == touchEvery-1 {
+			if err := touch(ctx); err != nil && ctx.Err() == nil {
+				log.WarnContext(ctx, "could not write to etcd to see what is free", "err", err)
+			}
 		}
 		select {
 		case <-ticker.C:

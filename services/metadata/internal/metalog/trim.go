@@ -170,6 +170,22 @@ func (l *Log) Compact(ctx context.Context, revision int64) error {
 	return nil
 }
 
+// Touch writes a key that nobody reads. etcd counts a page as free only with a
+// write behind the one that freed it: where all writing has stopped for want of
+// space, somebody has to.
+func (l *Log) Touch(ctx context.Context, g Guard) error {
+	resp, err := l.commit(ctx, "touch",
+		[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(g.Key), "=", g.CreateRevision)},
+		[]clientv3.Op{clientv3.OpPut(l.opts.Prefix+"touch", "")}, nil)
+	switch {
+	case err != nil:
+		return fmt.Errorf("touch: %w", refusedOr(ctx, err))
+	case !resp.Succeeded:
+		return fmt.Errorf("touch: %w", ErrDeposed)
+	}
+	return nil
+}
+
 // EpochBefore is the controller epoch of the entry before offset, 0 at 0. The
 // error is a [*TrimmedError] if nobody can tell any more.
 func (l *Log) EpochBefore(ctx context.Context, offset int64) (int64, error) {

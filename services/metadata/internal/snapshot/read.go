@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 
@@ -28,7 +29,7 @@ func verify(r io.Reader) error {
 			h.Write(last[:keep])
 			last = append(last[:0], last[keep:]...)
 		}
-		if err == io.EOF { //nolint:errorlint // as io.Reader says
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
