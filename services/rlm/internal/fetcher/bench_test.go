@@ -1,7 +1,6 @@
 package fetcher_test
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"testing"
@@ -36,7 +35,7 @@ func BenchmarkTakeOver(b *testing.B) {
 	}
 	o, err := walobject.Build(walobject.Header{ClusterID: "c", Object: &logv1.ObjectRef{Incarnation: 1, RlmEpoch: 2, Sequence: 1, Attempt: 1}}, ranges)
 	require.NoError(b, err)
-	_, err = store.Create(context.Background(), o.Name, objstore.NewParts(o.Parts...))
+	_, err = store.Create(b.Context(), o.Name, objstore.NewParts(o.Parts...))
 	require.NoError(b, err)
 	b.Logf("object %d bytes, footer %d", o.Size, o.FooterSize)
 	b.ReportAllocs()

@@ -2,7 +2,6 @@ package fetcher_test
 
 import (
 	"bytes"
-	"context"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -147,7 +146,7 @@ func TestWaitingForTheFooterBudgetEnds(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, name := range []string{a.Name, b.Name} {
 			wg.Go(func() {
-				_, err := x.f.Footer(context.Background(), name, a.Size)
+				_, err := x.f.Footer(t.Context(), name, a.Size)
 				if err == nil {
 					t.Error("no answer was possible")
 				}
