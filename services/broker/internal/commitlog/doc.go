@@ -14,6 +14,10 @@
 //	<20 digits>.index       offsets, times and chain hashes of that segment;
 //	                        derived, rebuilt whenever it is not what the
 //	                        segment says
+//	<segment>.cut-<offset>  bytes that were cut out of that segment although
+//	                        there was more to them than being torn, the first
+//	                        of them expected at that offset; for people, never
+//	                        read back, never removed, at most 256 MiB in all
 //
 // docs/formats/local-log.md draws the bytes.
 //
@@ -29,14 +33,15 @@
 //   - Open trims a torn tail above the recovery point and says so. Damage below
 //     the recovery point, that is in bytes once synced, is reported and nothing
 //     is cut: the log opens read-only below the damage until the caller
-//     truncates or resets it.
+//     truncates, resets or salvages it. Whatever of a log is cut and may be worth
+//     something is put aside first and reported (Cut).
 //   - TruncateTo, Reset, AdvanceStart and every change of the lineage are
 //     durable on return. Each has one commit point, the atomic replacement of
 //     the checkpoint; a crash at any line is finished or undone by Open.
 //
 // # Concurrency
 //
-// Append, AppendDeferred, Flush, TruncateTo, Reset, AdvanceStart, the changes
+// Append, AppendDeferred, Flush, TruncateTo, Reset, Salvage, AdvanceStart, the changes
 // of the lineage and Close are serialized by the log; a partition is expected
 // to have one writer. Sync may run beside them, so that flushing old bytes does
 // not hold up appends. Reads (Read, ChainAt, OffsetForTime and the getters) take

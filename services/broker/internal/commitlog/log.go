@@ -114,6 +114,7 @@ type Log struct {
 	// generation is odd while bytes that were visible are being taken away. A
 	// read whose generation has changed at its end is repeated.
 	generation atomic.Uint64
+	cut        atomic.Pointer[Cut]
 	end        atomic.Int64
 	view       atomic.Pointer[view]
 	hints      hintCache

@@ -29,6 +29,10 @@ type RecoveryReport struct {
 	Removed []string
 	// Trimmed is the torn tail that was cut, nil if there was none.
 	Trimmed *Trim
+	// Cut is what Trimmed took away when valid batches lay behind the place that
+	// was not good: that is damage, or a loss of power, and no torn tail. Nil
+	// otherwise.
+	Cut *Cut
 	// Damage is what is wrong below the recovery point, nil if nothing.
 	Damage *Damage
 	// Start and End are the bounds of the log [Start, End).
@@ -426,14 +430,16 @@ func (r *recovery) broken(later []int64, at scanPoint, size int64, path string, 
 		Path: path, Position: at.position, EndPosition: max(size, at.position), Offset: at.offset,
 		Segments: len(later), ValidBehind: -1, Cause: cause,
 	}
+	validEnd := int64(-1)
 	if path != "" {
 		s := r.segments[len(r.segments)-1]
-		behind, err := probe(s.file, at, size, r.saved.lineage)
+		behind, end, err := probe(s.file, at, size, r.saved.lineage)
 		if err != nil {
 			return fmt.Errorf("read %s: %w", path, err)
 		}
-		r.report.Trimmed.ValidBehind = behind
+		r.report.Trimmed.ValidBehind, validEnd = behind, end
 	}
+	r.cutTail(later, at, size, path, validEnd, cause)
 	for i := len(later) - 1; i >= 0; i-- {
 		for _, suffix := range []string{indexSuffix, logSuffix} {
 			if err := removeIfThere(r.fs, r.fs.PathJoin(r.dir, segmentName(later[i], suffix))); err != nil {
@@ -466,27 +472,59 @@ func (r *recovery) broken(later []int64, at scanPoint, size int64, path string, 
 	return syncDir(r.fs, r.dir)
 }
 
+// cutTail puts a tail that is about to be cut aside, if there is more to it than
+// being torn.
+func (r *recovery) cutTail(later []int64, at scanPoint, size int64, path string, validEnd int64, cause error) {
+	var parts []asidePart
+	if path != "" && size > at.position {
+		parts = append(parts, asidePart{name: r.fs.PathBase(path), offset: at.offset, position: at.position, end: size})
+	}
+	held := false
+	for _, base := range later {
+		name := segmentName(base, logSuffix)
+		info, err := r.fs.Stat(r.fs.PathJoin(r.dir, name))
+		if err != nil || info.Size() == 0 {
+			continue
+		}
+		held, validEnd = true, max(validEnd, base)
+		parts = append(parts, asidePart{name: name, offset: base, end: info.Size()})
+	}
+	if !held && r.report.Trimmed.ValidBehind < 0 {
+		return
+	}
+	r.report.Cut = &Cut{From: at.offset, To: validEnd, Cause: cause}
+	r.report.Cut.putAside(r.fs, r.dir, parts)
+}
+
 // maxProbe bounds how far probe looks, in bytes.
 const maxProbe = 4 << 20
 
-// probe looks for a valid batch behind the one that failed at a point.
-func probe(f io.ReaderAt, at scanPoint, size int64, epochs record.Epochs) (int64, error) {
+// probe looks for a valid batch behind the one that failed at a point, and for
+// the end offset of those that follow it; both -1 if there is none.
+func probe(f io.ReaderAt, at scanPoint, size int64, epochs record.Epochs) (position, end int64, err error) {
 	buf := make([]byte, min(size-at.position, maxProbe))
 	if err := readFull(f, buf, at.position); err != nil {
-		return -1, err
+		return -1, -1, err
 	}
-	for pos := 1; pos+record.HeaderSize <= len(buf); pos++ {
-		b := record.Batch(buf[pos:])
+	valid := func(b record.Batch) bool {
 		// The cheap tests come first; few positions pass them.
-		if b.Magic() != record.Magic2 || b.Length() < record.HeaderSize || b.Length() > len(b) || b.BaseOffset() <= at.offset {
-			continue
+		if len(b) < record.HeaderSize || b.Magic() != record.Magic2 || b.Length() < record.HeaderSize || b.Length() > len(b) || b.BaseOffset() <= at.offset {
+			return false
 		}
 		epoch, _, ok := epochs.EpochAt(b.BaseOffset())
-		if ok && epoch == b.LeaderEpoch() && b[:b.Length()].Validate() == nil {
-			return at.position + int64(pos), nil
+		return ok && epoch == b.LeaderEpoch() && b[:b.Length()].Validate() == nil
+	}
+	for pos := 1; pos+record.HeaderSize <= len(buf); pos++ {
+		if b := record.Batch(buf[pos:]); valid(b) {
+			position = at.position + int64(pos)
+			for end = b.EndOffset(); ; end = b.EndOffset() {
+				if b = b[b.Length():]; !valid(b) || b.BaseOffset() != end {
+					return position, end, nil
+				}
+			}
 		}
 	}
-	return -1, nil
+	return -1, -1, nil
 }
 
 // conclude makes what was recovered durable, so that it can't be lost by a
@@ -557,6 +595,7 @@ func (r *recovery) log(id Identity) *Log {
 	if entries := active.idx.snapshot(); len(entries) > 0 {
 		l.indexed = int64(entries[len(entries)-1].position)
 	}
+	l.cut.Store(r.report.Cut)
 	l.end.Store(r.end.offset)
 	l.view.Store(newView(r.segments, r.report.Start, r.saved.lineage, r.report.Damage))
 	return l

@@ -47,6 +47,9 @@ func (l *Log) TruncateTo(offset int64) error {
 		return err
 	}
 
+	if v.damage != nil {
+		l.cutDamage(v.damage)
+	}
 	// Readers must not see bytes at and above the border any more before those
 	// change; readers that are under way are made to repeat.
 	l.generation.Add(1)
@@ -220,6 +223,9 @@ func (l *Log) Reset(offset int64, chain chainhash.Hash, entries lineage.Lineage)
 	kept := slices.Clone(entries)
 	if err := kept.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrLineage, err)
+	}
+	if d := l.view.Load().damage; d != nil {
+		l.cutDamage(d)
 	}
 	l.generation.Add(1)
 	err := l.reset(border{offset: offset, chain: chain}, kept)
