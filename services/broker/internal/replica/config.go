@@ -38,6 +38,9 @@ type Config struct {
 	// RecoveryPatience bounds how long an idempotent append waits for the
 	// producer state.
 	RecoveryPatience config.Duration
+	// SyncInterval is how often logs that were written to are synced, beside the
+	// appends; 0 leaves it to the operating system and to flush=always.
+	SyncInterval config.Duration
 	// MaxWaiting bounds the appends and waits that one partition holds at once.
 	MaxWaiting int
 	// MaxProducers bounds the producers that one partition remembers.
@@ -54,6 +57,7 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	config.DurationVar(fs, &c.ZonePatience, key("rlm.zone-patience"), 2*time.Second, "how long to wait for a remote-log manager of the own zone before another is used")
 	config.DurationVar(fs, &c.VerdictTimeout, key("wal.verdict-timeout"), 10*time.Second, "how long a range sent may stay without a verdict before the stream is given up; at least 1s")
 	config.DurationVar(fs, &c.RecoveryPatience, key("producer.recovery-patience"), 10*time.Second, "how long an idempotent append waits for the producer state after an election")
+	config.DurationVar(fs, &c.SyncInterval, key("log.sync-interval"), time.Second, "how often logs that were written to are synced, beside the appends, which do not wait for it; 0s never does")
 	fs.IntVar(&c.MaxWaiting, key("partition.max-waiting"), 10_000, "appends and waits that one partition holds at once")
 	fs.IntVar(&c.MaxProducers, key("partition.max-producers"), 50_000, "idempotent producers that one partition remembers")
 	config.SizeVar(fs, &c.ReadCacheBytes, key("read.cache-bytes"), 32*config.MiB, "ranges read from the bucket that are kept in memory")
@@ -73,6 +77,7 @@ func (c *Config) Validate() error {
 		config.Check(c.ZonePatience >= 0, "rlm.zone-patience", c.ZonePatience, "0s or more"),
 		config.Check(c.VerdictTimeout.Std() >= time.Second, "wal.verdict-timeout", c.VerdictTimeout, "at least 1s"),
 		config.Check(c.RecoveryPatience >= 0, "producer.recovery-patience", c.RecoveryPatience, "0s or more"),
+		config.Check(c.SyncInterval >= 0, "log.sync-interval", c.SyncInterval, "0s or more"),
 		config.Check(c.MaxWaiting > 0, "partition.max-waiting", c.MaxWaiting, "more than 0"),
 		config.Check(c.MaxProducers > 0, "partition.max-producers", c.MaxProducers, "more than 0"),
 		config.Check(c.ReadCacheBytes >= 0, "read.cache-bytes", c.ReadCacheBytes, "0 or more"),

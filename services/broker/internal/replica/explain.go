@@ -167,6 +167,7 @@ func (p *Partition) Explain() Explanation {
 	if len(out.Findings) == 0 {
 		x.add(false, "HEALTHY", "The partition takes appends and uploads them.")
 	}
+	x.notes()
 	return out
 }
 
@@ -202,7 +203,6 @@ func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
 		}
 		x.add(true, "PRODUCERS_RECOVERING", "The producer state is not known yet: idempotent appends wait, nothing is uploaded.", "cause", cause)
 	}
-	x.incomplete(p.missing)
 	if tail == 0 {
 		return
 	}

@@ -3,6 +3,7 @@ package replica_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -146,6 +147,75 @@ func TestDamageAboveTheObjectEndGivesThePartitionUp(t *testing.T) {
 		_, err := p.Await(t.Context(), res.End, res.Leadership, partition.Object)
 		require.Error(t, err)
 		require.Empty(t, r.ranges(), "nothing damaged was sent")
+	})
+}
+
+// A LEADER-acked tail outlives damage below it that the bucket makes good: the
+// log starts again at the object end, with the tail.
+func TestTheTailBehindADamageIsKept(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScene(t, 1)
+		r := s.rlm(1, "a")
+		fs := vfs.NewCrashableMem()
+		b := s.broker(1, fs)
+		p := b.leading(0)
+		mustAdd(t, p, batch(t, "x", 2), partition.Object)
+		mustAdd(t, p, sequenced(t, producerA, 0, 0, 2), partition.Object)
+		r.with(func() { r.down = true })
+		mustAdd(t, p, batch(t, "tail", 3), partition.Leader)
+		mustAdd(t, p, sequenced(t, producerA, 0, 2, 2), partition.Leader)
+		time.Sleep(2 * time.Second) //nolint:forbidigo // virtual time inside a bubble: the log is synced
+		disk := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 0, RNG: rand.New(rand.NewPCG(1, 2))})
+		b.stop()
+		r.cut()
+		damage(t, disk, 70)
+		p = s.broker(1, disk).leading(0)
+		o := p.Offsets()
+		require.EqualValues(t, 4, o.LocalLogStart)
+		require.EqualValues(t, 9, o.LogEnd, "synced without waiting, and kept")
+		requireDuplicate := func(sequence int32, base int64) {
+			res := mustAdd(t, p, sequenced(t, producerA, 0, sequence, 2), partition.Leader)
+			require.True(t, res.Duplicate)
+			require.Equal(t, base, res.Base)
+		}
+		requireDuplicate(0, 2)
+		requireDuplicate(2, 7)
+		found := findings(p, "LOCAL_LOG_WAS_CUT")
+		require.Len(t, found, 1)
+		require.Equal(t, "0", found[0].Evidence["from"])
+		require.Equal(t, "9", found[0].Evidence["to"])
+		require.False(t, found[0].Blocking)
+		r.up()
+		until(t, "the tail is uploaded", func() bool { return s.world.objectEnd(0) == 9 })
+		until(t, "visible", func() bool { return p.Offsets().HighWatermark == 9 })
+		require.Len(t, values(t, p), 9)
+	})
+}
+
+// Damage above what is synced: the log is cut, which is told.
+func TestACutLogIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newScene(t, 1)
+		s.rlm(1, "a")
+		fs := vfs.NewCrashableMem()
+		b := s.broker(1, fs, func(c *replica.Config) { c.SyncInterval = 0 })
+		p := b.leading(0)
+		mustAdd(t, p, batch(t, "x", 2), partition.Object)
+		mustAdd(t, p, batch(t, "y", 2), partition.Object)
+		disk := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 2))})
+		b.stop()
+		damage(t, disk, 70)
+		b = s.broker(1, disk)
+		p = b.leading(0)
+		found := findings(p, "LOCAL_LOG_WAS_CUT")
+		require.Len(t, found, 1)
+		require.Equal(t, "0", found[0].Evidence["from"])
+		require.NotEmpty(t, found[0].Evidence["files"])
+		require.Len(t, values(t, p), 4)
+		b.stop()
+		p = s.broker(1, disk).leading(0)
+		require.Empty(t, findings(p, "LOCAL_LOG_WAS_CUT"), "until the next start")
+		require.Equal(t, "HEALTHY", p.Explain().Findings[0].Code)
 	})
 }
 

@@ -35,13 +35,13 @@ func pauseRetry(ctx context.Context, attempt int) bool {
 // when this is its first election.
 func (p *Partition) startReconcile(e partition.Reconcile) {
 	p.mu.Lock()
-	log, loading := p.log, p.loading
+	log, loading, known := p.log, p.loading, p.hydrations
 	p.loading = log == nil
 	ctx := p.tasks
 	p.mu.Unlock()
 	switch {
 	case log != nil:
-		p.task("reconcile", func(ctx context.Context) { p.reconcile(ctx, log, e) })
+		p.task("reconcile", func(ctx context.Context) { p.reconcile(ctx, log, e, known) })
 	case !loading:
 		// Not bound to the fence: the log is wanted whatever comes next.
 		if !p.mgr.spawn(p.load) {
@@ -71,7 +71,10 @@ func (p *Partition) load() {
 	if report.Damage != nil {
 		lg.Error("the log is damaged below what was synced", "offset", report.Damage.From, "err", report.Damage.Cause)
 	}
-	if report.Trimmed != nil {
+	switch {
+	case report.Cut != nil:
+		p.reportCut(p.mgr.root, report.Cut)
+	case report.Trimmed != nil:
 		lg.Warn("a torn tail was cut from the log", "offset", report.Trimmed.Offset, "err", report.Trimmed.Cause)
 	}
 	lg.Info("log opened", "offset", report.Start, "end", report.End, "created", report.Created, "dur", time.Since(start))
@@ -106,14 +109,22 @@ func (p *Partition) hydrate(e loaded) {
 }
 
 // reconcile does what the machine found by comparing lineages. What can't be
-// done answers with another hash, on which the log starts again.
-func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partition.Reconcile) {
+// done answers with another hash, on which the log starts again. known is which
+// log the machine went by.
+func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partition.Reconcile, known int) {
 	p.logWork.Lock()
 	defer p.logWork.Unlock()
-	if ctx.Err() != nil {
+	p.mu.Lock()
+	outdated := p.hydrations != known
+	p.mu.Unlock()
+	if ctx.Err() != nil || outdated || p.salvage(ctx, log, e) {
 		return
 	}
+	before := log.Cut()
 	err := arrange(log, e)
+	if cut := log.Cut(); cut != before {
+		p.reportCut(ctx, cut)
+	}
 	if failed := (*commitlog.FailedError)(nil); errors.As(err, &failed) || errors.Is(err, commitlog.ErrClosed) {
 		p.post(partition.LogFailed{Err: err})
 		return

@@ -170,6 +170,7 @@ func (m *Manager) join(ctx context.Context) error {
 	})
 	g.Go(func() error { return m.feed.Run(gctx) })
 	g.Go(func() error { return m.watchSegments(gctx) })
+	g.Go(func() error { return m.keepSynced(gctx) })
 	g.Go(func() error { return m.member.keep(gctx, m.position, m.log) })
 	return g.Wait()
 }

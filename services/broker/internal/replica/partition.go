@@ -44,7 +44,9 @@ type Partition struct {
 	cfg     topicconfig.Config
 	log     *commitlog.Log // nil until first elected
 	loading bool
-	gone    bool // removed, or not ours any more
+	// hydrations counts how often what the machine knows of the log was replaced.
+	hydrations int
+	gone       bool // removed, or not ours any more
 
 	// busy says that somebody has the writer's role: steps the machine, writes
 	// the log, carries out effects.
