@@ -261,6 +261,23 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 	})
 }
 
+func TestDevTellsOfAMemberThatCannotStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "broker-1"), nil, 0o600)) // where a directory has to be
+	text := devFails(t, "--data-dir", dir, "--processes", "--brokers", "2")
+	require.Equal(t, 3, strings.Count(text, ") ended: exit status 1"), text)
+	require.Contains(t, text, "braid dev: broker 1 ended 3 times in a row, last with exit status 1: task partitions: open the data directory")
+	require.NoFileExists(t, filepath.Join(dir, "dev.json"), "it was never a cluster")
+	require.Contains(t, devFails(t, "--data-dir", dir, "--processes", "--no-restart"), "braid dev: broker 1 ended: exit status 1: task partitions")
+	require.Contains(t, devFails(t, "--data-dir", dir), "braid dev: broker 1: task partitions: open the data directory")
+	require.NoError(t, os.Remove(filepath.Join(dir, "broker-1")))
+	code, out := dev(t, dir)()
+	require.Equal(t, exitOK, code, out)
+}
+
 func TestDevProcessesAreStartedAgainOnTheirAddress(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")

@@ -74,7 +74,7 @@ func runDev(ctx context.Context, c *console, cmd *command, args []string) error 
 		return err
 	}
 	if opts.dir != "" {
-		if err := keepShape(fs, &opts); err != nil {
+		if err := shapeOf(fs, &opts); err != nil {
 			return err
 		}
 	}
@@ -115,9 +115,9 @@ func runDev(ctx context.Context, c *console, cmd *command, args []string) error 
 	return errors.Join(err, d.stop(context.WithoutCancel(ctx)))
 }
 
-// keepShape takes the shape that a data directory has for flags that were not
-// given.
-func keepShape(fs *flag.FlagSet, opts *devOptions) error {
+// shapeOf takes the shape that a data directory has for flags that were not given,
+// and refuses to shrink it.
+func shapeOf(fs *flag.FlagSet, opts *devOptions) error {
 	old, ok, err := readShape(opts.dir)
 	if err != nil || !ok {
 		return err

@@ -135,6 +135,9 @@ func startDev(ctx context.Context, opts devOptions) (_ *devCluster, err error) {
 	if err := d.awaitMembers(ctx); err != nil {
 		return nil, err
 	}
+	if err := d.keepShape(); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	d.ready = true
 	d.mu.Unlock()
@@ -177,6 +180,12 @@ func (d *devCluster) openDir() (err error) {
 	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
 		return err
 	}
+	return nil
+}
+
+// keepShape notes the shape in the data directory: from then on it holds such a
+// cluster.
+func (d *devCluster) keepShape() error {
 	shape, err := json.Marshal(d.opts.shape)
 	if err != nil {
 		return err
@@ -339,6 +348,7 @@ func (d *devCluster) onProcess(e processEvent) {
 	if stopping {
 		return
 	}
+	e.again = e.again && hopeless == nil
 	if d.opts.notify != nil && (!e.started || restarted) {
 		d.opts.notify(e, ready)
 	}

@@ -32,6 +32,14 @@
 // a change of leader by going on at the next offset, and names the leadership of
 // the last record it saw, so that a cut below it is told as LOG_TRUNCATED.
 //
+// # Silent leaders
+//
+// A leader that was paused or cut off can't say that it was replaced. After two
+// seconds without an answer (four on a stream of records, on which servers are
+// heard at least every two) up to three other brokers are asked who leads, again
+// every second. Only another leader under a higher epoch is followed: a leader
+// that is slow keeps its clients until the stall timeout.
+//
 // # Errors
 //
 // Errors of servers are read with package rpcerr: reason, facts and how to react.
