@@ -58,10 +58,15 @@ type dev struct {
 	unexpected []string // ends of processes that nobody killed
 }
 
-// buildBraid builds the command with its assertions on.
+// buildBraid builds the command with its assertions on, and with the race detector when
+// the test has it: that is in the build cache then, as other tests need it too.
 func buildBraid(ctx context.Context, t *testing.T) string {
 	binary := filepath.Join(t.TempDir(), "braid")
-	cmd := exec.CommandContext(ctx, "go", "build", "-tags", "invariants", "-o", binary, "../../cmd/braid")
+	how := []string{"build", "-tags", "invariants"}
+	if raceEnabled {
+		how = []string{"build", "-race"}
+	}
+	cmd := exec.CommandContext(ctx, "go", append(how, "-o", binary, "../../cmd/braid")...)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "go build: %s", out)
 	return binary
@@ -157,13 +162,22 @@ func (d *dev) instances() ([]instance, error) {
 }
 
 func (d *dev) find(role string, id int) (instance, error) {
+	return d.one(func(i instance) bool { return i.Role == role && i.ID == id })
+}
+
+// at is the process with an address.
+func (d *dev) at(address string) (instance, error) {
+	return d.one(func(i instance) bool { return i.Address == address })
+}
+
+func (d *dev) one(is func(instance) bool) (instance, error) {
 	all, err := d.instances()
 	if err != nil {
 		return instance{}, err
 	}
-	n := slices.IndexFunc(all, func(i instance) bool { return i.Role == role && i.ID == id })
+	n := slices.IndexFunc(all, is)
 	if n < 0 {
-		return instance{}, fmt.Errorf("endpoints.json has no %s %d", role, id)
+		return instance{}, errors.New("endpoints.json does not have the process")
 	}
 	return all[n], nil
 }
@@ -272,8 +286,11 @@ func (d *dev) panics() (found []string, err error) {
 			return nil, err
 		}
 		for line := range bytes.Lines(data) {
-			if bytes.Contains(line, []byte("panic")) || bytes.Contains(line, []byte("invariant")) || bytes.HasPrefix(line, []byte("fatal error:")) {
-				found = append(found, filepath.Base(file)+": "+string(bytes.TrimSpace(line)))
+			for _, bad := range []string{"panic", "invariant", "fatal error:", "WARNING: DATA RACE"} {
+				if bytes.Contains(line, []byte(bad)) {
+					found = append(found, filepath.Base(file)+": "+string(bytes.TrimSpace(line)))
+					break
+				}
 			}
 		}
 	}

@@ -8,7 +8,8 @@
 // metadata replica. It gets SIGKILL (and is started again a second later), or
 // SIGSTOP and, after 0.5 to 8 s, SIGCONT. Nine rounds go once through each role
 // with a kill, a pause within the session timeout and a pause of at least the
-// session timeout, in an order and against instances that follow from the seed.
+// session timeout, in an order and against instances that follow from the seed; half of
+// the faults of the metadata service aim at whoever is the controller.
 // The next round begins when every process serves again.
 //
 // # What has to hold

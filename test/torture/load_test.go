@@ -120,31 +120,37 @@ func (l *load) send(ctx context.Context, s *source, rate float64) {
 			close(c)
 		}
 	}()
-	tick := time.NewTicker(time.Duration(float64(time.Second) / rate))
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	// A record that was begun is sent: waiting for room in the buffer is bounded by the
-	// producer's delivery timeout.
-	for n := 0; ; n++ {
+	begin := time.Now()
+	for n := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case now := <-tick.C:
+			for due := int(now.Sub(begin).Seconds() * rate); n < due && ctx.Err() == nil; n++ {
+				l.sendOne(ctx, s, s.keys[n%len(s.keys)])
+			}
 		}
-		key := s.keys[n%len(s.keys)]
-		at := s.producer.PartitionFor([]byte(key))
-		e := &entry{id: l.ids.Add(1), key: key, sent: time.Now()}
-		s.lanes[at].add(e)
-		p, err := s.producer.Send(context.WithoutCancel(ctx), client.Record{Key: []byte(key), Value: content(e.id)})
-		if err == nil {
-			s.answers[at] <- waiting{e, p}
-			continue
-		}
-		s.lanes[at].settle(e, time.Now(), client.Ack{}, err)
-		if s.level != client.LevelObject && ctx.Err() == nil {
-			bounded, cancel := context.WithTimeout(ctx, torture.Bound)
-			_ = s.producer.Resume(bounded, at) // the next record tells
-			cancel()
-		}
+	}
+}
+
+// sendOne sends a record, also when ctx ends meanwhile: waiting for room in the buffer is
+// bounded by the producer's delivery timeout.
+func (l *load) sendOne(ctx context.Context, s *source, key string) {
+	at := s.producer.PartitionFor([]byte(key))
+	e := &entry{id: l.ids.Add(1), key: key, sent: time.Now()}
+	s.lanes[at].add(e)
+	p, err := s.producer.Send(context.WithoutCancel(ctx), client.Record{Key: []byte(key), Value: content(e.id)})
+	if err == nil {
+		s.answers[at] <- waiting{e, p}
+		return
+	}
+	s.lanes[at].settle(e, time.Now(), client.Ack{}, err)
+	if s.level != client.LevelObject && ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(ctx, torture.Bound)
+		defer cancel()
+		_ = s.producer.Resume(ctx, at) // the next record tells
 	}
 }
 

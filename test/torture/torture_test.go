@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	rounds = flag.Int("rounds", 0, "how many faults to go through; 0 skips the test")
+	rounds = flag.Int("rounds", 3, "how many faults to go through; 0 skips the test")
 	seed   = flag.Uint64("seed", 0, "seed of the faults; 0 draws one and prints it")
 	rate   = flag.Float64("rate", 300, "records a second that are sent to be acked at OBJECT")
 	keep   = flag.Bool("keep", false, "keep the directory of a run that succeeded")
@@ -40,19 +40,32 @@ const (
 // fault is a card of the deck.
 type fault struct {
 	role  string
+	id    int // of the instance; 0 = the controller
 	kill  bool
 	pause time.Duration // with kill: none
 }
 
 // deck is nine faults in random order: each role is killed, paused within the session
-// timeout and paused for at least the session timeout.
+// timeout and paused for at least the session timeout. Half of what hits the metadata
+// service is meant for its controller.
 func deck(r *rand.Rand) []fault {
 	var out []fault
 	between := func(low, high time.Duration) time.Duration { return low + time.Duration(r.Int64N(int64(high-low))) }
-	for _, role := range []string{"broker", "rlm", "metadata"} {
-		out = append(out, fault{role: role, kill: true},
-			fault{role: role, pause: between(500*time.Millisecond, torture.SessionTimeout)},
-			fault{role: role, pause: between(torture.SessionTimeout, 8*time.Second)})
+	for _, x := range []struct {
+		role  string
+		count int
+	}{{"broker", brokers}, {"rlm", rlms}, {"metadata", replicas}} {
+		for _, f := range []fault{
+			{kill: true},
+			{pause: between(500*time.Millisecond, torture.SessionTimeout)},
+			{pause: between(torture.SessionTimeout, 8*time.Second)},
+		} {
+			f.role, f.id = x.role, 1+r.IntN(x.count)
+			if x.role == "metadata" && r.IntN(2) == 0 {
+				f.id = 0
+			}
+			out = append(out, f)
+		}
 	}
 	r.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out
@@ -82,7 +95,7 @@ type run struct {
 
 func TestEveryAckedRecordIsReadOnceWhileProcessesAreKilledAndPaused(t *testing.T) {
 	if *rounds <= 0 {
-		t.Skip("a long test: run make torture, or give -rounds")
+		t.Skip("-rounds=0")
 	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
@@ -205,14 +218,25 @@ func (x *run) describe(ctx context.Context, i instance) (what string) {
 	}
 }
 
+// victim is the process that a fault hits.
+func (x *run) victim(ctx context.Context, f fault) (instance, error) {
+	if f.id > 0 {
+		return x.dev.find(f.role, f.id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, err := x.client.DescribeCluster(ctx)
+	if err != nil {
+		return instance{}, err
+	}
+	return x.dev.at(c.Controller)
+}
+
 // round goes through one fault. False ends the test: the cluster is not what it should be.
 func (x *run) round(ctx context.Context, n int, f fault) bool {
 	t := x.t
-	count := map[string]int{"broker": brokers, "rlm": rlms, "metadata": replicas}[f.role]
-	id := 1 + x.rand.IntN(count)
-	calm := time.Second + time.Duration(x.rand.Int64N(int64(2*time.Second)))
-	pass(ctx, calm)
-	victim, err := x.dev.find(f.role, id)
+	pass(ctx, time.Second+time.Duration(x.rand.Int64N(int64(2*time.Second)))) // calm
+	victim, err := x.victim(ctx, f)
 	require.NoError(t, err)
 	what := x.describe(ctx, victim)
 	o := outcome{kind: f.role}

@@ -1,0 +1,6 @@
+//go:build race
+
+package torture_test
+
+// raceEnabled says that the test runs with the race detector.
+const raceEnabled = true
