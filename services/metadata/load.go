@@ -114,11 +114,15 @@ func (s *Server) load(ctx context.Context) error {
 	}
 	clusterID := s.ClusterID()
 	s.log.InfoContext(ctx, "metadata log loaded", "cluster_id", clusterID, "offset", s.tail.End, "log_start", s.tail.Start.Offset, "dur", time.Since(began))
+	limit := s.cfg.Store.StartTimeout.Std()
+	if s.storeAway { // it was waited for
+		limit = min(limit, time.Second)
+	}
 	for _, check := range []func(context.Context) error{
 		func(ctx context.Context) error { return controller.CheckMarker(ctx, s.store, clusterID) },
-		func(ctx context.Context) error { return s.checkBucket(ctx) },
+		s.checkBucket,
 	} {
-		bounded, cancel := context.WithTimeout(ctx, s.cfg.Store.StartTimeout.Std())
+		bounded, cancel := context.WithTimeout(ctx, limit)
 		err := check(bounded)
 		away := errors.Is(err, objstore.ErrUnavailable) || bounded.Err() != nil && ctx.Err() == nil
 		cancel()

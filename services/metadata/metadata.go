@@ -64,6 +64,7 @@ type Server struct {
 	http       *telemetry.Server
 	metalog    *metalog.Log
 	store      objstore.Store
+	storeAway  bool // it did not answer at start
 	tail       metalog.Tail
 	hub        *watch.Hub
 	disk       *snapshot.Disk
@@ -233,6 +234,7 @@ func (s *Server) open(ctx context.Context, given objstore.Store) (objstore.Store
 	if errors.Is(err, ErrStoreUnreachable) {
 		if tail, unknown := s.metalog.Tail(ctx); unknown == nil && tail.End > 0 {
 			s.log.WarnContext(ctx, "the object store does not answer, going on without it", "store", where, "err", err)
+			s.storeAway = true
 			return store, nil
 		}
 	}

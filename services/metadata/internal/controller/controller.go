@@ -60,8 +60,8 @@ type Deps struct {
 	Hub    *watch.Hub
 	Store  MarkerStore
 	// CheckLog is asked before a term begins whether the log, as applied, can be
-	// the whole one: an error that is fatal ends the replica. Others, of a store
-	// that can't be reached, must not stop elections. May be nil.
+	// the whole one: an error that is [metalog.Fatal] ends the replica, others,
+	// of a store that can't be reached, count for nothing. May be nil.
 	CheckLog func(context.Context) error
 	// NewIdentity makes the identity of a cluster that is to begin.
 	NewIdentity func() Identity

@@ -90,14 +90,8 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 			return nil, fmt.Errorf("bootstrap: %w", err)
 		}
 		c.log.InfoContext(ctx, "beginning a new cluster", "cluster_id", id.ClusterID, "incarnation", id.Incarnation)
-	} else if err := CheckMarker(ctx, c.deps.Store, head.ClusterID()); errors.Is(err, ErrForeignPrefix) {
-		return nil, err // an unreachable store must not stop elections
-	} else if c.deps.CheckLog != nil {
-		bounded, cancel := context.WithTimeout(ctx, l.ttl/3)
-		defer cancel()
-		if err := c.deps.CheckLog(bounded); err != nil && fatal(err) {
-			return nil, err
-		}
+	} else if err := c.checkBucket(ctx, head.ClusterID(), l.ttl/3); err != nil {
+		return nil, err
 	}
 	elected, err := head.DecideControllerElected(c.cfg.MetadataID, c.cfg.Address)
 	if err != nil {
@@ -123,6 +117,24 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 		}
 	}
 	return t, nil
+}
+
+// checkBucket compares the bucket with the log before a term begins. Only what
+// the bucket says is an error: one that does not answer in time must not stop
+// elections (design review X2).
+func (c *Controller) checkBucket(ctx context.Context, clusterID string, limit time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := CheckMarker(bounded, c.deps.Store, clusterID); errors.Is(err, ErrForeignPrefix) {
+		return err
+	}
+	if c.deps.CheckLog == nil {
+		return nil
+	}
+	if err := c.deps.CheckLog(bounded); fatal(err) {
+		return err
+	}
+	return nil
 }
 
 // claim settles the identity of a cluster that is to begin, first in etcd, so
