@@ -30,5 +30,12 @@
 // be elected is the state's decision, asked whenever an event or the clock may
 // have changed its answer.
 //
+// # Space
+//
+// The controller asks etcd how full it is, and refuses commands that need an
+// entry by what they are worth: commits of ranges first, then changes of topics,
+// then elections and what frees space (design review F22). Trimming is no
+// command and goes on.
+//
 // All exported methods are safe for concurrent use.
 package controller

@@ -13,5 +13,10 @@
 // entries. Positions on a stream never go back, and everything below a position
 // that was sent has been sent.
 //
+// A state from a snapshot takes the place of the whole state ([Hub.Install]):
+// what lies below its end the hub does not know, and asks the log in etcd. Where
+// that is trimmed, streams begin again with a reset, or end with the log's error
+// if no reset has what they want.
+//
 // A Hub is safe for concurrent use; a stream belongs to its goroutine.
 package watch
