@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	rounds = flag.Int("rounds", 3, "how many faults to go through; 0 skips the test")
+	rounds = flag.Int("rounds", 3, "how many faults to go through; 0 = none")
 	seed   = flag.Uint64("seed", 0, "seed of the faults; 0 draws one and prints it")
 	rate   = flag.Float64("rate", 300, "records a second that are sent to be acked at OBJECT")
 	keep   = flag.Bool("keep", false, "keep the directory of a run that succeeded")
@@ -90,12 +90,13 @@ type run struct {
 	admin   *client.Admin
 	client  *client.Client
 	load    *load
+	begun   time.Time
 	results []outcome
 }
 
 func TestEveryAckedRecordIsReadOnceWhileProcessesAreKilledAndPaused(t *testing.T) {
-	if *rounds <= 0 {
-		t.Skip("-rounds=0")
+	if *rounds <= 0 || testing.Short() {
+		t.Skip("no rounds wanted")
 	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
@@ -151,14 +152,14 @@ func (x *run) start(ctx context.Context, binary string) {
 	}
 	x.load = &load{t: t, brokers: x.dev.addresses(t, "broker")}
 	x.client = x.load.dial()
-	begin := time.Now()
+	x.begun = time.Now()
 	x.load.add(ctx, topicObject, client.LevelObject)
 	x.load.add(ctx, topicObject, client.LevelObject)
 	x.load.add(ctx, topicLeader, client.LevelObject)
 	x.load.add(ctx, topicLeader, client.LevelLeader)
 	x.load.start([]float64{*rate * 3 / 8, *rate * 3 / 8, *rate / 4, *rate / 10})
 	require.True(t, await(ctx, patience, func() bool {
-		_, missing := x.load.accepted(begin)
+		_, missing := x.load.accepted(x.begun)
 		return len(missing) == 0
 	}), "the partitions did not accept records at first")
 }
@@ -314,6 +315,7 @@ func (x *run) finish(ctx context.Context) {
 	t := x.t
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	took := time.Since(x.begun)
 	if err := x.load.stop(bounded); err != nil {
 		t.Errorf("the last answers did not come: %v", err)
 	}
@@ -340,8 +342,8 @@ func (x *run) finish(ctx context.Context) {
 	for at, log := range logs {
 		v.compare(at, lanes[at], log)
 	}
-	summary := fmt.Sprintf("%d records sent, %d acked at OBJECT, %d read; of those acked at LEADER %d were lost with their leader's tail; %d without an ack are there; "+
-		"%d acks of a repeated send, %d settled later; violations: %d", sent, v.acked, v.read, v.lost, v.unsure, v.duplicate, v.settled, len(v.violations))
+	summary := fmt.Sprintf("%d records sent in %v, %d acked at OBJECT, %d read; of those acked at LEADER %d were lost with their leader's tail; %d without an ack are there; "+
+		"%d acks of a repeated send, %d settled later; violations: %d", sent, short(took), v.acked, v.read, v.lost, v.unsure, v.duplicate, v.settled, len(v.violations))
 	x.events.add("end", "summary", summary)
 	t.Log(summary)
 	bounded, cancel = context.WithTimeout(ctx, patience)
