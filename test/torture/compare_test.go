@@ -60,7 +60,7 @@ func TestTheComparisonTellsEveryKindOfDamage(t *testing.T) {
 			g.entries[3].ack.Levels = levels(client.LevelLeader)
 			return log
 		}, "asked for OBJECT"},
-		{"no answer", client.LevelObject, func(g *ledger, log []seen) []seen { g.entries[9].answered = time.Time{}; return log }, "was not acked"},
+		{"no answer", client.LevelObject, func(g *ledger, log []seen) []seen { g.entries[9].answered = time.Time{}; return log }, "1 records were not acked"},
 		{"stored after all", client.LevelLeader, func(g *ledger, log []seen) []seen {
 			g.entries[9].err = &client.DeliveryError{}
 			return log

@@ -33,7 +33,7 @@
 //
 // # Running it
 //
-// A run of a few rounds is part of the tests; `make torture` runs 20, with ARGS for
+// A run of three rounds is part of the tests, and not of go test -short; `make torture` runs 20, with ARGS for
 // flags: -rounds, -seed, -rate (records a second), -keep. The seed fixes what is
 // drawn, not what comes of it. After a failure the directory of the run stays and its
 // name is printed: events.jsonl (faults, starts and ends, recoveries), ledger.jsonl

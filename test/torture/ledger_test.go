@@ -4,12 +4,14 @@ package torture_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +27,10 @@ type slot struct {
 }
 
 func (s slot) String() string { return fmt.Sprintf("%s/%d", s.topic, s.partition) }
+
+func (s slot) compare(other slot) int {
+	return cmp.Or(strings.Compare(s.topic, other.topic), cmp.Compare(s.partition, other.partition))
+}
 
 // entry is a record that was sent, with its answer.
 type entry struct {
@@ -204,6 +210,7 @@ type ledger struct {
 
 func (v *verdict) lane(where slot, l ledger, at map[int64]seen, lastOf map[client.Leadership]int64) {
 	lostAt := -1 // the last entry that was lost
+	unacked, first := 0, (*entry)(nil)
 	for i := range l.entries {
 		e := &l.entries[i]
 		s, found := at[e.id]
@@ -214,8 +221,8 @@ func (v *verdict) lane(where slot, l ledger, at map[int64]seen, lastOf map[clien
 			case found:
 				v.broken(where, "record %d is at offset %d, told as not stored: %v", e.id, s.offset, e.err)
 			}
-			if l.level == client.LevelObject {
-				v.broken(where, "record %d, sent at %s, was not acked: %v", e.id, e.sent.UTC().Format("15:04:05.000"), e.err)
+			if unacked++; unacked == 1 {
+				first = e
 			}
 			continue
 		}
@@ -246,6 +253,9 @@ func (v *verdict) lane(where slot, l ledger, at map[int64]seen, lastOf map[clien
 		case s.leadership != (client.Leadership{}) && s.leadership != e.ack.Leadership:
 			v.broken(where, "record %d at offset %d was acked by %+v and written by %+v", e.id, s.offset, e.ack.Leadership, s.leadership)
 		}
+	}
+	if unacked > 0 && l.level == client.LevelObject {
+		v.broken(where, "%d records were not acked, the first is %d, sent at %s: %v", unacked, first.id, first.sent.UTC().Format("15:04:05.000"), first.err)
 	}
 	if lostAt < 0 {
 		return

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -339,8 +340,8 @@ func (x *run) finish(ctx context.Context) {
 			lanes[l.slot] = append(lanes[l.slot], g)
 		}
 	}
-	for at, log := range logs {
-		v.compare(at, lanes[at], log)
+	for _, at := range slices.SortedFunc(maps.Keys(logs), slot.compare) {
+		v.compare(at, lanes[at], logs[at])
 	}
 	summary := fmt.Sprintf("%d records sent in %v, %d acked at OBJECT, %d read; of those acked at LEADER %d were lost with their leader's tail; %d without an ack are there; "+
 		"%d acks of a repeated send, %d settled later; violations: %d", sent, short(took), v.acked, v.read, v.lost, v.unsure, v.duplicate, v.settled, len(v.violations))
@@ -417,8 +418,8 @@ func (x *run) write(v *verdict, logs map[slot][]seen) error {
 		}
 	})
 	file("read.jsonl", func(add func(any)) {
-		for at, log := range logs {
-			for _, s := range log {
+		for _, at := range slices.SortedFunc(maps.Keys(logs), slot.compare) {
+			for _, s := range logs[at] {
 				add(s.line(at))
 			}
 		}
