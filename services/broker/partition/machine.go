@@ -15,7 +15,7 @@ type State uint8
 
 // The states, see braid.broker.v1.ReplicaState.
 const (
-	// Idle: this broker does not lead.
+	// Idle: nothing is known of the partition's metadata.
 	Idle State = iota + 1
 	// Fencing: elected, the log is not looked at yet.
 	Fencing
@@ -27,6 +27,10 @@ const (
 	Resigning
 	// Offline: the local log can't be used.
 	Offline
+	// Truncating: follows, and waits for the leader's opening or for its log to be cut to the common branch.
+	Truncating
+	// Fetching: follows the committed ranges on the present branch.
+	Fetching
 )
 
 // String returns the state's stable name.
@@ -44,6 +48,10 @@ func (s State) String() string {
 		return "RESIGNING"
 	case Offline:
 		return "OFFLINE"
+	case Truncating:
+		return "TRUNCATING"
+	case Fetching:
+		return "FETCHING"
 	default:
 		return "UNSPECIFIED"
 	}
@@ -219,6 +227,10 @@ func (m *Machine) Step(ev Event) []Effect {
 		return m.reconciled(e)
 	case Hashed:
 		return m.hashed(e)
+	case Cut:
+		return m.cut(e)
+	case Diverged:
+		return m.diverged(e)
 	case LogFailed:
 		return m.logFailed(e)
 	case OpenAnswered:
@@ -267,8 +279,11 @@ func (m *Machine) leave(s State, reason string) {
 
 // considered begins to recover when the fence is this broker's.
 func (m *Machine) considered(fx []Effect) []Effect {
-	if m.state == Offline || !m.mine() {
+	if m.state == Offline {
 		return fx
+	}
+	if !m.mine() {
+		return m.follow(fx)
 	}
 	if m.view.Opened {
 		// The fence was opened by this registration, but this machine does not lead under it: an epoch is never
@@ -309,6 +324,10 @@ func (m *Machine) reset(v View) []Effect {
 		case m.state == Resigning:
 			m.view = v
 			return nil
+		case m.state == Fetching:
+			// The same branch: what was cut stays cut, what is new is fetched.
+			m.view = v
+			return []Effect{Fetch{Attempt: m.attempt}}
 		}
 	}
 	fx := m.depose("the partition's metadata changed")
@@ -351,7 +370,7 @@ func (m *Machine) epochOpened(e EpochOpened) []Effect {
 		m.state, m.reason = Resigning, "the epoch was opened with another start"
 		return []Effect{RequestElection{Fence: m.view.Fence, Reason: m.reason}}
 	}
-	return nil
+	return m.follow(nil)
 }
 
 func (m *Machine) rangeCommitted(e RangeCommitted) []Effect {
@@ -362,6 +381,9 @@ func (m *Machine) rangeCommitted(e RangeCommitted) []Effect {
 		return m.adopt(e.End, e.EndHash, false)
 	}
 	m.view.ObjectEnd, m.view.ObjectHash = e.End, e.EndHash
+	if m.state == Fetching {
+		return []Effect{Fetch{Attempt: m.attempt}}
+	}
 	return nil
 }
 
