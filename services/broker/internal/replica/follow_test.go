@@ -3,8 +3,10 @@ package replica_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -461,6 +463,8 @@ func TestNearestReadsDuringElectionsAreNeverWrong(t *testing.T) {
 					}
 					for next := int64(0); ; {
 						got, err := n.Read(ctx, next, 4096, nil)
+						var outside *replica.OffsetOutOfRangeError
+						assert.False(t, errors.As(err, &outside), "%v", err) // field report B044
 						if err != nil || got.Next == next {
 							break
 						}
@@ -550,4 +554,58 @@ func TestElectedFollowerCompletesItsCopy(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Field reports B038 and B042: a follower that dies at any moment, its disk
+// without some of what was not synced, catches up by itself every time and holds
+// its leader's bytes.
+func TestFollowerCatchesUpAfterEveryDeath(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	bubble(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s := newScene(t, 1)
+		s.rlm(1, "a")
+		one := s.broker(1, vfs.NewMem())
+		p := one.leading(0)
+		disk := vfs.NewCrashableMem()
+		ctx, stop := context.WithCancel(t.Context())
+		var load sync.WaitGroup
+		defer load.Wait()
+		defer stop()
+		load.Go(func() {
+			for i := int32(0); ctx.Err() == nil; i++ {
+				for { // until it is stored, once
+					time.Sleep(time.Millisecond)
+					if _, err := add(t, p, sequenced(t, producerA, 0, 2*i, 2), partition.Object); err == nil {
+						break
+					}
+				}
+			}
+		})
+		for range 40 {
+			two := s.broker(2, disk)
+			two.following(0, 1)
+			time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
+			if rng.IntN(4) == 0 {
+				s.world.fence(0, 1) // and cuts in between
+				one.leading(0)
+			}
+			next := disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rand.New(rand.NewPCG(rng.Uint64(), 2))})
+			two.stop()
+			disk = next
+		}
+		stop()
+		load.Wait()
+		end := s.world.objectEnd(0)
+		two := s.broker(2, disk)
+		q := two.following(0, end)
+		require.Equal(t, stored(t, one.leading(0).Read, end), copyOf(t, q, end))
+		// Its indexes and its producers too: it leads with them.
+		s.bucket.with(func() { s.bucket.failFooters = status.Error(codes.Unavailable, "down") })
+		s.world.fence(0, 2)
+		q = two.leading(0)
+		require.Len(t, values(t, q), int(end))
+		require.True(t, mustAdd(t, q, sequenced(t, producerA, 0, int32(end)-2, 2), partition.Object).Duplicate)
+	})
 }
