@@ -161,6 +161,9 @@ func (p *Partition) fetch(e partition.Fetch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	v, _ := p.machine.View()
+	if _, _, _, ok := p.machine.Wanted(); !ok {
+		p.copyFailures, p.copyErr = 0, nil // what could not be had is not wanted any more
+	}
 	if state, _ := p.machine.State(); state == partition.Fetching && p.log != nil && p.log.End() >= v.ObjectEnd {
 		// Nothing to copy, and no copy would tell that these are other bytes.
 		log := p.log
