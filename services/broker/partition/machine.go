@@ -295,8 +295,8 @@ func (m *Machine) considered(fx []Effect) []Effect {
 	return append(fx, m.reconcile()...)
 }
 
-// stale reports whether v is older than what is known: fences only rise, and within a fence the object end only rises
-// and an opening is not taken back.
+// stale reports whether v is older than what is known: fences only rise, and within a fence the object end only rises.
+// Where both are the same an opening is not taken back.
 func (m *Machine) stale(v View) bool {
 	if !m.known || v.Fence.Incarnation != m.view.Fence.Incarnation {
 		return false
@@ -304,7 +304,12 @@ func (m *Machine) stale(v View) bool {
 	if newer(m.view.Fence, v.Fence) {
 		return true
 	}
-	return v.Fence == m.view.Fence && (v.ObjectEnd < m.view.ObjectEnd || m.view.Opened && !v.Opened)
+	if v.Fence != m.view.Fence || v.ObjectEnd > m.view.ObjectEnd {
+		// A view that knows of more committed records is newer even where it calls the epoch not open: that is what it is
+		// once the leader has registered again.
+		return false
+	}
+	return v.ObjectEnd < m.view.ObjectEnd || m.view.Opened && !v.Opened
 }
 
 func (m *Machine) reset(v View) []Effect {
