@@ -145,7 +145,7 @@ func (s *Server) work(tel *telemetry.Telemetry, deps Deps) (err error) {
 	if fs == nil {
 		fs = vfs.Default
 	}
-	s.manager, err = replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: s.metadata, DialRemoteLog: dial, Logger: s.log, Meter: meter})
+	s.manager, err = replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: s.metadata, DialRemoteLog: dial, DialBroker: dial, Logger: s.log, Meter: meter})
 	if err != nil {
 		return err
 	}
@@ -165,6 +165,7 @@ func (s *Server) work(tel *telemetry.Telemetry, deps Deps) (err error) {
 	}
 	s.onClose(s.api.Close)
 	brokerv1.RegisterLogServiceServer(s.grpc, s.api)
+	brokerv1.RegisterReplicaServiceServer(s.grpc, replica.NewReplicaService(s.manager))
 	return nil
 }
 

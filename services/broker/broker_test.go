@@ -260,7 +260,7 @@ func TestMetricsShowTheBroker(t *testing.T) {
 	require.NoError(t, err)
 	for _, want := range []string{
 		"broker_session_registered", "broker_unuploaded_bytes", "broker_wal_feed_rlm", "broker_wal_feed_outstanding_bytes",
-		"broker_metadata_offset", `broker_errors_total{method="Append"`, `reason="UNKNOWN_TOPIC_OR_PARTITION"`, "rpc_server_call_duration",
+		"broker_metadata_offset", `broker_follower_lag{of="largest"`, `broker_errors_total{method="Append"`, `reason="UNKNOWN_TOPIC_OR_PARTITION"`, "rpc_server_call_duration",
 	} {
 		require.Contains(t, string(page), want)
 	}

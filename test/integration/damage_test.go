@@ -27,13 +27,13 @@ func remoteOnly(t *testing.T, want []string) (c *cluster.Cluster, leader *cluste
 		ChangeBroker: func(cfg *broker.Config) { cfg.Partitions.ReadCacheBytes = 0 },
 	})
 	c.CreateTopic("cold", 1)
-	old, _ := c.Leader("cold", 0)
+	leader = c.Broker(2)
+	require.NoError(t, leader.Stop())
+	c.WaitLed("cold")
 	for _, v := range want {
-		mustAppend(t, c, old, "cold", 0, levelObject, plain(t, v))
+		mustAppend(t, c, c.Broker(1), "cold", 0, levelObject, plain(t, v))
 	}
-	leader = c.Broker(3 - old.ID())
-	c.Elect("cold", 0, leader)
-	recovered(t, c, leader, "cold", 0)
+	startWithoutCopies(t, c, leader, "cold", 1)
 	return c, leader
 }
 

@@ -293,3 +293,21 @@ func recovered(t testing.TB, c *cluster.Cluster, m *cluster.Member, topic string
 		return ex.GetState() == brokerv1.ReplicaState_REPLICA_STATE_ACTIVE && !slices.Contains(codesOf(ex), "PRODUCERS_RECOVERING")
 	})
 }
+
+// startWithoutCopies starts a broker that was down and makes it the leader of a
+// topic before it can copy anything: what was written while it was away it has to
+// read from the bucket, through the one remote-log manager.
+func startWithoutCopies(t testing.TB, c *cluster.Cluster, m *cluster.Member, topic string, partitions int) {
+	t.Helper()
+	c.RLM(1).Kill()
+	m.Start()
+	c.WaitReady(m)
+	for p := range partitions {
+		c.Elect(topic, p, m)
+	}
+	c.RLM(1).Start()
+	c.WaitMembers()
+	for p := range partitions {
+		recovered(t, c, m, topic, int32(p))
+	}
+}

@@ -28,6 +28,9 @@ func TestManyReadersOfOneRLMCostOneGETForEachObject(t *testing.T) {
 		ChangeBroker: func(cfg *broker.Config) { cfg.Partitions.ReadCacheBytes = 0 },
 	})
 	c.CreateTopic("cold", 2)
+	reader := c.Broker(3)
+	require.NoError(t, reader.Stop())
+	c.WaitLed("cold")
 	var want [2][]string
 	for p := range 2 {
 		leader, _ := c.Leader("cold", p)
@@ -40,28 +43,22 @@ func TestManyReadersOfOneRLMCostOneGETForEachObject(t *testing.T) {
 	for n := range referenced(t, c, "cold", 1, 12) {
 		objects[n] = true
 	}
-	// Leaders that have none of it on disk, and a remote-log manager that has none
-	// of it in memory.
-	for p := range 2 {
-		old, _ := c.Leader("cold", p)
-		next := c.Broker(old.ID()%3 + 1)
-		c.Elect("cold", p, next)
-		recovered(t, c, next, "cold", int32(p)) // which reads footers, and is not what is counted here
-	}
+	// A leader that could copy none of it before it was elected, and a remote-log
+	// manager that has none of it in memory.
+	startWithoutCopies(t, c, reader, "cold", 2) // which reads footers, and is not what is counted here
 	c.Bucket.ResetStats()
 	c.RLM(1).Restart()
 	c.WaitMembers()
 	var wg sync.WaitGroup
 	for i := range 16 {
 		p := i % 2
-		leader, _ := c.Leader("cold", p)
-		c.Log(leader)
+		c.Log(reader)
 		wg.Go(func() {
 			var all []got
 			// A remote-log manager that has just come is not known to all brokers yet.
 			ok := c.Within(cluster.Patience, func() (done bool) {
 				var err error
-				all, err = tryRead(c, leader, &brokerv1.ReadRequest{Topic: "cold", Partition: int32(p)})
+				all, err = tryRead(c, reader, &brokerv1.ReadRequest{Topic: "cold", Partition: int32(p)})
 				return err == nil
 			})
 			assert.True(t, ok)

@@ -76,6 +76,7 @@ type host struct {
 	disk  *diskLog
 	m     *partition.Machine
 	watch []partition.Event // in order, delivered with a lag
+	cut   *partition.Truncate
 }
 
 // upload is a combined object with ranges of the one partition.
@@ -144,6 +145,8 @@ type world struct {
 	// rules that are taken away to show that they are needed
 	ackAtPut bool // OBJECT acked when the object is uploaded
 	byLength bool // the leader compares lengths, not lineage and hash
+	// readAlways: replicas answer reads before they are reconciled at the present fence.
+	readAlways bool
 
 	losePages bool // a restart may lose un-synced bytes
 	exact     bool // some elections demand an exact start
@@ -292,7 +295,7 @@ func (w *world) start(h *host) {
 	w.must(err)
 	h.epoch = w.st.EndOffset()
 	h.up = true
-	h.watch = nil
+	h.watch, h.cut = nil, nil
 	w.apply(ev)
 	h.m = partition.New(h.id, h.epoch, w.facts(h))
 	if w.id != (state.PartitionID{}) {
@@ -347,6 +350,8 @@ func (w *world) effects(h *host, fx []partition.Effect) {
 		case partition.Deposed:
 			w.ackObject(h, e.Kept)
 			w.waiting[h.id] = nil
+		case partition.Truncate:
+			h.cut = &e
 		case partition.RequestElection:
 			// The controller hears of it or does not; elections also happen on their own.
 			if w.r.IntN(2) == 0 {
@@ -439,6 +444,92 @@ func (w *world) send(h *host, r *rlm) {
 	recs := append([]rec(nil), h.disk.recs[from-h.disk.start:to-h.disk.start]...)
 	r.queue = append(r.queue, queued{d: d, recs: recs, from: sender{h.id, h.epoch, h.m.Run()}})
 	h.m.Sent(to, h.disk.hash(to), recordBytes*(to-from))
+}
+
+// committed is what the bucket holds of the partition, by the metadata's ranges.
+func (w *world) committed() *diskLog {
+	c := newDiskLog(0, chainhash.Hash{}, nil)
+	ranges, _ := w.st.Ranges(w.id, 0, 1<<30)
+	for _, g := range ranges {
+		if g.GetBaseOffset() != c.end() {
+			w.fail("the committed ranges have a hole at %d", c.end())
+			return c
+		}
+		for _, r := range w.bucket[rangeKey(g.GetObject(), g.GetPosition())] {
+			c.append(r)
+		}
+		if c.end() != g.GetEndOffset() {
+			w.fail("range [%d,%d) ends at %d", g.GetBaseOffset(), g.GetEndOffset(), c.end())
+			return c
+		}
+	}
+	c.lineage = lineageOf(w.partition().GetLineage())
+	return c
+}
+
+// fetch copies committed records to a follower, as far as its own view goes.
+func (w *world) fetch(h *host) {
+	from, to, attempt, ok := h.m.Wanted()
+	if !ok {
+		return
+	}
+	c := w.committed()
+	if to > c.end() {
+		w.fail("broker %d wants [%d,%d), committed are %d", h.id, from, to, c.end())
+		return
+	}
+	if h.disk.hash(from) != c.hash(from) {
+		w.step(h, partition.Diverged{Attempt: attempt})
+		return
+	}
+	to = from + 1 + w.r.Int64N(to-from)
+	v, _ := h.m.View()
+	l := v.Lineage.DropAt(to)
+	if !h.m.Replicated(attempt, to, l) {
+		return
+	}
+	for o := from; o < to; o++ {
+		h.disk.append(c.recs[o])
+	}
+	h.disk.lineage = l
+}
+
+// truncate carries out what a follower was asked to do a while ago. A newer order has replaced an older one, and a
+// leader's reconciliation goes by its own.
+func (w *world) truncate(h *host) {
+	if h.cut == nil {
+		return
+	}
+	e := *h.cut
+	h.cut = nil
+	if !h.m.Current(e.Attempt) {
+		return
+	}
+	if e.Reset {
+		h.disk = newDiskLog(e.At, e.Hash, e.Lineage)
+	} else {
+		h.disk.truncate(e.At)
+	}
+	w.step(h, partition.Cut{Attempt: e.Attempt, Log: h.disk.facts()})
+}
+
+// read is a nearest read of whatever replica answers: what it serves is committed.
+func (w *world) read(h *host) {
+	limit, ok := h.m.Serves()
+	if w.readAlways && h.m != nil {
+		v, known := h.m.View()
+		limit, ok = min(h.disk.end(), v.ObjectEnd), known
+	}
+	if !ok {
+		return
+	}
+	c := w.committed()
+	for o := h.disk.start; o < min(limit, h.disk.end()); o++ {
+		if o >= c.end() || c.recs[o] != h.disk.recs[o-h.disk.start] {
+			w.fail("a read at broker %d returned another record at %d", h.id, o)
+			return
+		}
+	}
 }
 
 // upload braids what is queued into an object.

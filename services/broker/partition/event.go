@@ -80,6 +80,13 @@ type (
 		Hash      chainhash.Hash
 		TailBytes int64
 	}
+	// Cut answers Truncate: the log now is as Log says.
+	Cut struct {
+		Attempt int64
+		Log     LogFacts
+	}
+	// Diverged says that a fetch found other committed bytes below this replica's end.
+	Diverged struct{ Attempt int64 }
 	// LogFailed says that the local log can't be used for writing any more, or is damaged.
 	LogFailed struct{ Err error }
 	// OpenAnswered answers Open. Outcome unknown is no answer: the caller repeats the same call.
@@ -104,6 +111,8 @@ func (Removed) event()            {}
 func (Registered) event()         {}
 func (Reconciled) event()         {}
 func (Hashed) event()             {}
+func (Cut) event()                {}
+func (Diverged) event()           {}
 func (LogFailed) event()          {}
 func (OpenAnswered) event()       {}
 func (ProducersRecovered) event() {}
@@ -192,7 +201,7 @@ type (
 		ObjectEnd int64
 		Hash      chainhash.Hash
 	}
-	// RecoverProducers asks for the producer state up to the log end, answered by ProducersRecovered. Truncated tells
+	// RecoverProducers asks for the producer state up to the log end, answered by ProducersRecovered. Cut tells
 	// that the log lost its end above To, so state held in memory is void above it.
 	RecoverProducers struct {
 		Fence     Fence
@@ -223,6 +232,17 @@ type (
 		Fence  Fence
 		Reason string
 	}
+	// Truncate asks a follower to cut its log to At, or, where Reset is set, to begin it again, empty, at At with Hash
+	// and Lineage. Answered by Cut.
+	Truncate struct {
+		Attempt int64
+		Reset   bool
+		At      int64
+		Hash    chainhash.Hash
+		Lineage lineage.Lineage
+	}
+	// Fetch says that there may be something to fetch, see Machine.Wanted.
+	Fetch struct{ Attempt int64 }
 	// Forget says that the partition is gone: its directory may be removed.
 	Forget struct{}
 )
@@ -236,4 +256,6 @@ func (Advance) effect()          {}
 func (Feed) effect()             {}
 func (Deposed) effect()          {}
 func (RequestElection) effect()  {}
+func (Truncate) effect()         {}
+func (Fetch) effect()            {}
 func (Forget) effect()           {}

@@ -15,7 +15,7 @@ type State uint8
 
 // The states, see braid.broker.v1.ReplicaState.
 const (
-	// Idle: this broker does not lead.
+	// Idle: nothing is known of the partition's metadata.
 	Idle State = iota + 1
 	// Fencing: elected, the log is not looked at yet.
 	Fencing
@@ -27,6 +27,10 @@ const (
 	Resigning
 	// Offline: the local log can't be used.
 	Offline
+	// Truncating: follows, and waits for the leader's opening or for its log to be cut to the common branch.
+	Truncating
+	// Fetching: follows the committed ranges on the present branch.
+	Fetching
 )
 
 // String returns the state's stable name.
@@ -44,6 +48,10 @@ func (s State) String() string {
 		return "RESIGNING"
 	case Offline:
 		return "OFFLINE"
+	case Truncating:
+		return "TRUNCATING"
+	case Fetching:
+		return "FETCHING"
 	default:
 		return "UNSPECIFIED"
 	}
@@ -219,6 +227,10 @@ func (m *Machine) Step(ev Event) []Effect {
 		return m.reconciled(e)
 	case Hashed:
 		return m.hashed(e)
+	case Cut:
+		return m.cut(e)
+	case Diverged:
+		return m.diverged(e)
 	case LogFailed:
 		return m.logFailed(e)
 	case OpenAnswered:
@@ -267,8 +279,11 @@ func (m *Machine) leave(s State, reason string) {
 
 // considered begins to recover when the fence is this broker's.
 func (m *Machine) considered(fx []Effect) []Effect {
-	if m.state == Offline || !m.mine() {
+	if m.state == Offline {
 		return fx
+	}
+	if !m.mine() {
+		return m.follow(fx)
 	}
 	if m.view.Opened {
 		// The fence was opened by this registration, but this machine does not lead under it: an epoch is never
@@ -280,8 +295,8 @@ func (m *Machine) considered(fx []Effect) []Effect {
 	return append(fx, m.reconcile()...)
 }
 
-// stale reports whether v is older than what is known: fences only rise, and within a fence the object end only rises
-// and an opening is not taken back.
+// stale reports whether v is older than what is known: fences only rise, and within a fence the object end only rises.
+// Where both are the same an opening is not taken back.
 func (m *Machine) stale(v View) bool {
 	if !m.known || v.Fence.Incarnation != m.view.Fence.Incarnation {
 		return false
@@ -289,7 +304,12 @@ func (m *Machine) stale(v View) bool {
 	if newer(m.view.Fence, v.Fence) {
 		return true
 	}
-	return v.Fence == m.view.Fence && (v.ObjectEnd < m.view.ObjectEnd || m.view.Opened && !v.Opened)
+	if v.Fence != m.view.Fence || v.ObjectEnd > m.view.ObjectEnd {
+		// A view that knows of more committed records is newer even where it calls the epoch not open: that is what it is
+		// once the leader has registered again.
+		return false
+	}
+	return v.ObjectEnd < m.view.ObjectEnd || m.view.Opened && !v.Opened
 }
 
 func (m *Machine) reset(v View) []Effect {
@@ -309,6 +329,10 @@ func (m *Machine) reset(v View) []Effect {
 		case m.state == Resigning:
 			m.view = v
 			return nil
+		case m.state == Fetching:
+			// The same branch: what was cut stays cut, what is new is fetched.
+			m.view = v
+			return []Effect{Fetch{Attempt: m.attempt}}
 		}
 	}
 	fx := m.depose("the partition's metadata changed")
@@ -351,7 +375,7 @@ func (m *Machine) epochOpened(e EpochOpened) []Effect {
 		m.state, m.reason = Resigning, "the epoch was opened with another start"
 		return []Effect{RequestElection{Fence: m.view.Fence, Reason: m.reason}}
 	}
-	return nil
+	return m.follow(nil)
 }
 
 func (m *Machine) rangeCommitted(e RangeCommitted) []Effect {
@@ -362,6 +386,9 @@ func (m *Machine) rangeCommitted(e RangeCommitted) []Effect {
 		return m.adopt(e.End, e.EndHash, false)
 	}
 	m.view.ObjectEnd, m.view.ObjectHash = e.End, e.EndHash
+	if m.state == Fetching {
+		return []Effect{Fetch{Attempt: m.attempt}}
+	}
 	return nil
 }
 

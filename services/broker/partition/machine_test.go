@@ -196,7 +196,7 @@ func TestOpening(t *testing.T) {
 	t.Run("a fence of an earlier registration is not ours (H2)", func(t *testing.T) {
 		m := partition.New(self, epoch+1, tail())
 		require.Empty(t, m.Step(partition.ViewReset{View: view()}))
-		state(t, m, partition.Idle)
+		state(t, m, partition.Truncating)
 	})
 }
 
@@ -324,10 +324,10 @@ func TestElectionsDepose(t *testing.T) {
 		want      partition.State
 		reconcile bool
 	}{
-		"another leader":       {partition.FenceRaised{Fence: foreign(3), Leader: 2}, partition.Idle, false},
+		"another leader":       {partition.FenceRaised{Fence: foreign(3), Leader: 2}, partition.Truncating, false},
 		"the same one again":   {partition.FenceRaised{Fence: fence(3), Leader: self}, partition.Recovering, true},
-		"a new registration":   {partition.Registered{BrokerEpoch: epoch + 1}, partition.Idle, false},
-		"a view with a fence":  {partition.ViewReset{View: partition.View{Fence: foreign(3), Leader: 2, ObjectEnd: 100}}, partition.Idle, false},
+		"a new registration":   {partition.Registered{BrokerEpoch: epoch + 1}, partition.Truncating, false},
+		"a view with a fence":  {partition.ViewReset{View: partition.View{Fence: foreign(3), Leader: 2, ObjectEnd: 100}}, partition.Truncating, false},
 		"the topic is deleted": {partition.Removed{}, partition.Idle, false},
 	}
 	for name, tt := range tests {

@@ -10,7 +10,6 @@ import (
 
 	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
 	"github.com/braidlog/braid/services/broker/internal/replica"
-	"github.com/braidlog/braid/services/broker/partition"
 )
 
 // ExplainPartition implements LogService. The leader answers; when it can't be
@@ -65,7 +64,7 @@ func (s *Service) explainHere(p Partition) *brokerv1.ExplainPartitionResponse {
 	x := p.Explain()
 	o := x.Offsets
 	resp := &brokerv1.ExplainPartitionResponse{
-		TopicId: x.TopicID, BrokerId: x.BrokerID, LeaderId: o.LeaderID, State: replicaState(x.State),
+		TopicId: x.TopicID, BrokerId: x.BrokerID, LeaderId: o.LeaderID, State: replica.StateToProto(x.State),
 		Fence: fenceToProto(o.Fence), Lineage: lineageToProto(o.Lineage),
 		LogStartOffset: o.LogStart, LocalLogStartOffset: o.LocalLogStart, ObjectEndOffset: o.ObjectEnd,
 		HighWatermark: o.HighWatermark, LogEndOffset: o.LogEnd,
@@ -73,6 +72,12 @@ func (s *Service) explainHere(p Partition) *brokerv1.ExplainPartitionResponse {
 	}
 	for _, f := range x.Findings {
 		resp.Findings = append(resp.Findings, &brokerv1.Finding{Code: f.Code, Summary: f.Summary, Evidence: f.Evidence, Blocking: f.Blocking})
+	}
+	for _, r := range x.Replicas {
+		resp.Replicas = append(resp.Replicas, &brokerv1.ReplicaStatus{
+			BrokerId: r.BrokerID, Online: r.Online, State: replica.StateToProto(r.State), LogEndOffset: r.LogEnd,
+			Lag: r.Lag, AgeMs: r.Age.Milliseconds(), Reason: r.Reason,
+		})
 	}
 	return resp
 }
@@ -102,22 +107,4 @@ func (s *Service) explainElsewhere(t target, e *replica.NotLeaderError) *brokerv
 	}
 	resp.Findings = []*brokerv1.Finding{f}
 	return resp
-}
-
-func replicaState(s partition.State) brokerv1.ReplicaState {
-	switch s {
-	case partition.Fencing:
-		return brokerv1.ReplicaState_REPLICA_STATE_FENCING
-	case partition.Recovering:
-		return brokerv1.ReplicaState_REPLICA_STATE_RECOVERING
-	case partition.Active:
-		return brokerv1.ReplicaState_REPLICA_STATE_ACTIVE
-	case partition.Resigning:
-		return brokerv1.ReplicaState_REPLICA_STATE_RESIGNING
-	case partition.Idle:
-		return brokerv1.ReplicaState_REPLICA_STATE_IDLE
-	case partition.Offline:
-		return brokerv1.ReplicaState_REPLICA_STATE_OFFLINE
-	}
-	return brokerv1.ReplicaState_REPLICA_STATE_UNSPECIFIED
 }

@@ -59,6 +59,7 @@ type fakePartition struct {
 	attempted int
 	fetched   *atomic.Int64 // bytes read, when set
 	explain   replica.Explanation
+	near      Source // what its replica here serves; nil for nothing
 }
 
 func newFakePartition(self, leader int32) *fakePartition {
@@ -154,6 +155,14 @@ func (p *fakePartition) Submit(ctx context.Context, in replica.AppendInput) (Tic
 		return nil, err
 	}
 	return t, nil
+}
+
+// Nearest is the partition itself, served whoever leads, when nearest is set.
+func (p *fakePartition) Nearest() (Source, bool) {
+	if p.near == nil {
+		return nil, false
+	}
+	return p.near, true
 }
 
 func (p *fakePartition) notLeader() error {

@@ -32,3 +32,11 @@ func (l local) Submit(ctx context.Context, in replica.AppendInput) (Ticket, erro
 func (l local) Enqueue(ctx context.Context, in replica.AppendInput) Ticket {
 	return l.Partition.Enqueue(ctx, in)
 }
+
+func (l local) Nearest() (Source, bool) {
+	n, ok := l.Partition.Nearest()
+	if !ok {
+		return nil, false
+	}
+	return n, true
+}

@@ -24,7 +24,15 @@ func (s *Service) Read(req *brokerv1.ReadRequest, stream readStream) (err error)
 		return err
 	}
 	t := target{req.GetTopic(), req.GetPartition()}
-	p, err := s.withLeader(ctx, t, 0, func(p Partition) error { return s.readHere(stream, t, p, req) })
+	p, err := s.withLeader(ctx, t, 0, func(p Partition) error {
+		r := &read{s: s, t: t, p: p, src: p, req: req, stream: stream}
+		if req.GetReadPreference() == brokerv1.ReadPreference_READ_PREFERENCE_NEAREST {
+			if src, ok := p.Nearest(); ok {
+				r.src, r.nearest = src, true
+			}
+		}
+		return r.here()
+	})
 	if started := (*startedError)(nil); errors.As(err, &started) {
 		return rpcError(t, p, started.err)
 	}
@@ -70,9 +78,12 @@ type read struct {
 	s      *Service
 	t      target
 	p      Partition
+	src    Source // p, or its replica here
 	req    *brokerv1.ReadRequest
 	stream readStream
 	out    output
+
+	nearest bool // src is not bound to the leader
 
 	next    int64 // where to go on
 	end     int64 // where to stop without follow
@@ -89,7 +100,8 @@ type output interface {
 	send(stream readStream, f replica.Fetched, from, limit int64) (records, next int64, err error)
 }
 
-func (s *Service) readHere(stream readStream, t target, p Partition, req *brokerv1.ReadRequest) error {
+func (r *read) here() error {
+	s, stream := r.s, r.stream
 	if err := s.reads.enter(); err != nil {
 		return err
 	}
@@ -99,11 +111,10 @@ func (s *Service) readHere(stream readStream, t target, p Partition, req *broker
 	s.metrics.readStreams.Add(ctx, 1)
 	defer s.metrics.readStreams.Add(context.WithoutCancel(ctx), -1)
 
-	r := &read{s: s, t: t, p: p, req: req, stream: stream}
-	if req.GetFormat() == brokerv1.ReadFormat_READ_FORMAT_BATCHES {
+	if r.req.GetFormat() == brokerv1.ReadFormat_READ_FORMAT_BATCHES {
 		r.out = &batchOutput{s: s}
 	} else {
-		r.out = &recordOutput{s: s, t: t}
+		r.out = &recordOutput{s: s, t: r.t}
 	}
 	err := r.run(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), errDraining) && stream.Context().Err() == nil {
@@ -116,10 +127,10 @@ func (r *read) run(ctx context.Context) error {
 	if err := r.seek(ctx); err != nil {
 		return err
 	}
-	o := r.p.Offsets()
+	o := r.src.Offsets()
 	r.end = o.HighWatermark
 	if err := r.stream.Send(&brokerv1.ReadResponse{Kind: &brokerv1.ReadResponse_Start{Start: &brokerv1.ReadStart{
-		TopicId: r.p.TopicID(), Offset: r.next, LogStartOffset: o.LogStart, HighWatermark: o.HighWatermark, BrokerId: r.s.self,
+		TopicId: r.src.TopicID(), Offset: r.next, LogStartOffset: o.LogStart, HighWatermark: o.HighWatermark, BrokerId: r.s.self,
 	}}}); err != nil {
 		return err
 	}
@@ -132,8 +143,8 @@ func (r *read) run(ctx context.Context) error {
 // seek finds the first offset to send and makes sure that it can be read here.
 func (r *read) seek(ctx context.Context) error {
 	// Below the object end a leader serves also while it recovers.
-	o := r.p.Offsets()
-	if elsewhere := (*replica.NotLeaderError)(nil); errors.As(r.s.leads(o), &elsewhere) {
+	o := r.src.Offsets()
+	if elsewhere := (*replica.NotLeaderError)(nil); !r.nearest && errors.As(r.s.leads(o), &elsewhere) {
 		return elsewhere
 	}
 	switch k := r.req.GetStart().(type) {
@@ -144,22 +155,22 @@ func (r *read) seek(ctx context.Context) error {
 			if err := newer(o, last); err != nil {
 				return err
 			}
-			if err := r.p.CheckPosition(k.Offset, last); err != nil {
+			if err := r.src.CheckPosition(k.Offset, last); err != nil {
 				return r.s.certain(ctx, r.p, o.Fence, err)
 			}
 		}
 	case *brokerv1.ReadRequest_Time:
 		ctx, cancel := context.WithTimeout(ctx, queryBound)
 		defer cancel()
-		offset, _, found, err := r.p.OffsetForTime(ctx, milliseconds(k.Time))
+		offset, _, found, err := r.src.OffsetForTime(ctx, milliseconds(k.Time))
 		if err != nil {
 			return err
 		}
 		if r.next = offset; !found {
-			r.next = r.p.Offsets().HighWatermark
+			r.next = r.src.Offsets().HighWatermark
 		}
 	default:
-		r.next = r.p.Offsets().LogStart
+		r.next = r.src.Offsets().LogStart
 	}
 	return r.visible(ctx)
 }
@@ -168,7 +179,7 @@ func (r *read) seek(ctx context.Context) error {
 // watermark may have been read elsewhere already: it waits, bounded, instead of
 // being called out of range (design review H8, invariant I11).
 func (r *read) visible(ctx context.Context) error {
-	o := r.p.Offsets()
+	o := r.src.Offsets()
 	if r.next < o.LogStart {
 		return &replica.ExpiredError{Offset: r.next, LogStart: o.LogStart}
 	}
@@ -182,10 +193,10 @@ func (r *read) visible(ctx context.Context) error {
 	}
 	wait, cancel := answerWithin(ctx, r.s.cfg.ReadVisibleWait.Std())
 	defer cancel()
-	err := r.p.WaitVisible(wait, r.next-1)
+	err := r.src.WaitVisible(wait, r.next-1)
 	if err != nil && wait.Err() != nil && ctx.Err() == nil {
 		return rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, soonRetry,
-			"offset %d of %s is above the high watermark %d", r.next, r.t, r.p.Offsets().HighWatermark).WithCause(err)
+			"offset %d of %s is above the high watermark %d", r.next, r.t, r.src.Offsets().HighWatermark).WithCause(err)
 	}
 	return err
 }
@@ -235,7 +246,7 @@ func (r *read) loop(ctx context.Context) error {
 func (r *read) fetch(ctx context.Context, buf []byte) (replica.Fetched, error) {
 	bounded, cancel := context.WithTimeout(ctx, queryBound)
 	defer cancel()
-	f, err := r.p.Read(bounded, r.next, r.chunk(), buf)
+	f, err := r.src.Read(bounded, r.next, r.chunk(), buf)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		err = rpcerr.Unavailable(errorsv1.ErrorReason_ERROR_REASON_NOT_READY, soonRetry,
 			"offset %d of %s could not be read within %s", r.next, r.t, queryBound).WithCause(err)
@@ -271,7 +282,7 @@ func (r *read) chunk() int {
 func (r *read) idle(ctx context.Context, f replica.Fetched) error {
 	wait, cancel := context.WithTimeout(ctx, r.s.cfg.ReadProgressInterval.Std())
 	defer cancel()
-	err := r.p.WaitVisible(wait, r.next)
+	err := r.src.WaitVisible(wait, r.next)
 	if err == nil {
 		return nil
 	}
@@ -279,6 +290,6 @@ func (r *read) idle(ctx context.Context, f replica.Fetched) error {
 		return err
 	}
 	return r.stream.Send(&brokerv1.ReadResponse{Kind: &brokerv1.ReadResponse_Progress{Progress: &brokerv1.ReadProgress{
-		NextOffset: r.next, HighWatermark: max(f.HighWatermark, r.p.Offsets().HighWatermark),
+		NextOffset: r.next, HighWatermark: max(f.HighWatermark, r.src.Offsets().HighWatermark),
 	}}})
 }

@@ -188,7 +188,7 @@ func TestAFollowerGetsWhatComesAndHearsFromAnIdlePartition(t *testing.T) {
 			require.EqualValues(t, 1, m.GetProgress().GetNextOffset())
 			require.EqualValues(t, 1, m.GetProgress().GetHighWatermark())
 		}
-		require.Equal(t, 9*time.Second, time.Since(start), "every three seconds")
+		require.Equal(t, 6*time.Second, time.Since(start), "every two seconds")
 		w.brokers[1].seed(t, 1)
 		m, err := stream.Recv()
 		require.NoError(t, err)

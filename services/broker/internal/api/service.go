@@ -36,17 +36,24 @@ type Replicas interface {
 	Registration() (brokerEpoch int64, incarnation uint32, ok bool)
 }
 
-// Partition is a *replica.Partition, whose documentation holds.
-type Partition interface {
+// Source is what is read: a *replica.Partition, by its leader, or a
+// *replica.Nearest, whose documentation holds.
+type Source interface {
 	TopicID() string
-	Submit(ctx context.Context, in replica.AppendInput) (Ticket, error)
-	Enqueue(ctx context.Context, in replica.AppendInput) Ticket
 	Read(ctx context.Context, from int64, maxBytes int, dst []byte) (replica.Fetched, error)
 	WaitVisible(ctx context.Context, offset int64) error
 	CheckPosition(offset int64, last lineage.Leadership) error
 	Offsets() replica.Offsets
-	Changed() <-chan struct{}
 	OffsetForTime(ctx context.Context, ms int64) (offset, timestamp int64, found bool, err error)
+}
+
+// Partition is a *replica.Partition, whose documentation holds.
+type Partition interface {
+	Source
+	Submit(ctx context.Context, in replica.AppendInput) (Ticket, error)
+	Enqueue(ctx context.Context, in replica.AppendInput) Ticket
+	Nearest() (Source, bool)
+	Changed() <-chan struct{}
 	MaxTimestamp(ctx context.Context) (offset, timestamp int64, found bool, err error)
 	Await(ctx context.Context, end int64, l lineage.Leadership, level partition.Level) ([]partition.Level, error)
 	ConfirmLeadership(ctx context.Context) error

@@ -134,6 +134,18 @@ func (l *Ranges) located(i int) Located {
 	return out
 }
 
+// Border is the highest end of a range at or below an offset, with the chain
+// hash there; ok is false when there is none.
+func (l *Ranges) Border(offset int64) (end int64, hash chainhash.Hash, ok bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	i := sort.Search(len(l.list), func(i int) bool { return l.list[i].End > offset })
+	if i == 0 {
+		return 0, chainhash.Hash{}, false
+	}
+	return l.list[i-1].End, l.list[i-1].EndHash, true
+}
+
 // End is the end of the last range; ok is false for an empty list.
 func (l *Ranges) End() (end int64, ok bool) {
 	l.mu.RLock()

@@ -74,9 +74,20 @@ func (r *Reader) Fetch(ctx context.Context, rg Located, epochs record.Epochs) ([
 	if data, ok := r.cache.get(rg.key()); ok {
 		return data, nil
 	}
+	data, err := r.Copy(ctx, rg, epochs, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.cache.put(rg.key(), data)
+	return data, nil
+}
+
+// Copy is Fetch for who keeps the bytes elsewhere: it neither uses the cache nor
+// fills it, and the bytes, for which buf's capacity is used, are the caller's.
+func (r *Reader) Copy(ctx context.Context, rg Located, epochs record.Epochs, buf []byte) ([]byte, error) {
 	var data []byte
 	err := r.each(ctx, rg.rankKey(), func(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string) error {
-		got, err := readWal(ctx, c, clusterID, &rg.Range)
+		got, err := readWal(ctx, c, clusterID, &rg.Range, buf)
 		if err != nil {
 			return err
 		}
@@ -95,11 +106,10 @@ func (r *Reader) Fetch(ctx context.Context, rg Located, epochs record.Epochs) ([
 		}
 		return nil, err
 	}
-	r.cache.put(rg.key(), data)
 	return data, nil
 }
 
-func readWal(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string, rg *Range) ([]byte, error) {
+func readWal(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterID string, rg *Range, buf []byte) ([]byte, error) {
 	if rg.Length > MaxRangeBytes {
 		return nil, &DamageError{Range: *rg, Reason: fmt.Errorf("%d bytes are more than a range may have", rg.Length)}
 	}
@@ -109,7 +119,10 @@ func readWal(ctx context.Context, c remotelogv1.RemoteLogServiceClient, clusterI
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", rg.ObjectName(clusterID), err)
 	}
-	buf := make([]byte, 0, rg.Length)
+	if int64(cap(buf)) < rg.Length {
+		buf = make([]byte, 0, rg.Length)
+	}
+	buf = buf[:0]
 	for {
 		m, err := s.Recv()
 		if errors.Is(err, io.EOF) {

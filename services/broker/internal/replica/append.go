@@ -256,9 +256,6 @@ func (p *Partition) judge(t *Ticket, next, before int64) (admitted bool, err err
 	if t.withdrawn != nil {
 		return false, t.withdrawn
 	}
-	if p.mgr.draining.Load() {
-		return false, ErrStopped
-	}
 	pipe := t.in.Pipeline
 	if pipe != nil && pipe.broken != nil {
 		return false, &PipelineBrokenError{Err: pipe.broken}
@@ -267,6 +264,9 @@ func (p *Partition) judge(t *Ticket, next, before int64) (admitted bool, err err
 	if err != nil {
 		return false, p.notActive(err)
 	}
+	if p.drained || p.mgr.draining.Load() {
+		return false, ErrStopped
+	}
 	if next >= 0 {
 		base = next
 	}
@@ -274,7 +274,9 @@ func (p *Partition) judge(t *Ticket, next, before int64) (admitted bool, err err
 		return false, &FencedEpochError{Expected: e, Current: leadership.LeaderEpoch}
 	}
 	if pipe != nil && pipe.bound && pipe.leadership != leadership {
-		return false, &PipelineBrokenError{Err: &FencedEpochError{Expected: pipe.leadership.LeaderEpoch, Current: leadership.LeaderEpoch}}
+		// The leadership it was bound to is over, though this broker leads again: its
+		// sender finds the leader anew, as after any other election.
+		return false, &PipelineBrokenError{Err: p.notLeader()}
 	}
 	if err := p.checkLevel(t); err != nil {
 		return false, err

@@ -34,7 +34,7 @@ func quiet(tb testing.TB, fs vfs.FS, dir string) *replica.Partition {
 	cfg := replica.DefaultConfig()
 	cfg.BrokerID, cfg.AdvertiseAddress, cfg.Zone, cfg.DataDir = 1, "broker:1", "a", dir
 	cfg.MaxUnuploadedBytes = 1 << 30
-	m, err := replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: meta, DialRemoteLog: s.dial, Logger: log})
+	m, err := replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: meta, DialRemoteLog: s.dial, DialBroker: s.dial, Logger: log})
 	require.NoError(tb, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 1)

@@ -91,14 +91,16 @@ type Deps struct {
 	// DialRemoteLog makes a connection to a remote-log manager without waiting
 	// for it. The manager closes what it returns.
 	DialRemoteLog func(address string) (*grpc.ClientConn, error)
-	Logger        *slog.Logger
+	// DialBroker does the same for another broker.
+	DialBroker func(address string) (*grpc.ClientConn, error)
+	Logger     *slog.Logger
 	// Meter records the metrics; nil records none.
 	Meter metric.Meter
 }
 
 func (d *Deps) validate() error {
-	if d.FS == nil || d.Metadata == nil || d.DialRemoteLog == nil || d.Logger == nil {
-		return fmt.Errorf("replica: FS, Metadata, DialRemoteLog and Logger are required")
+	if d.FS == nil || d.Metadata == nil || d.DialRemoteLog == nil || d.DialBroker == nil || d.Logger == nil {
+		return fmt.Errorf("replica: FS, Metadata, DialRemoteLog, DialBroker and Logger are required")
 	}
 	return nil
 }

@@ -3,8 +3,8 @@
 //
 // A [Manager] keeps the broker registered, follows the metadata service and
 // owns every [Partition] that this broker may hold. A partition's log is opened
-// when the broker is first elected to lead it; until then the partition costs a
-// view and a list of ranges.
+// when the broker is first elected to lead it, or when there is something to
+// copy; until then the partition costs a view and a list of ranges.
 //
 // # Appends
 //
@@ -13,11 +13,20 @@
 // asked for; the only error after the append is [OutcomeUnknownError]. Appends
 // that arrive while another is being written share the next write.
 //
+// # Followers
+//
+// A partition that is led elsewhere copies the committed ranges from the bucket,
+// each compared with its own chain hash before it is appended. It serves
+// [Nearest] reads below what it has copied, while it is reconciled with the
+// present leader; tells its leader how far it is, without asking for records
+// ([ReplicaService]); and keeps what it needs to lead. What can't be fetched is
+// asked for again and never cuts the log.
+//
 // # Concurrency
 //
 // All exported methods are safe for concurrent use. Each partition has a
 // writer's role that one goroutine at a time holds: it steps the machine,
-// writes the log and carries out effects in order. Nothing that waits for
+// writes and cuts the log and carries out effects in order. Nothing that waits for
 // another process happens in that role; such work runs in goroutines of its own
 // that end with the fence they serve, and answers with an event. The partition's
 // mutex guards the machine, the queue and the waiters, and is not held across

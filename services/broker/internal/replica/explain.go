@@ -2,12 +2,15 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/braidlog/braid/pkg/lineage"
 	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
+	"github.com/braidlog/braid/services/broker/internal/cluster"
+	"github.com/braidlog/braid/services/broker/internal/remote"
 	"github.com/braidlog/braid/services/broker/partition"
 )
 
@@ -41,8 +44,11 @@ func (p *Partition) offsets() Offsets {
 		LogStart: v.LogStart, LocalLogStart: -1, ObjectEnd: v.ObjectEnd, HighWatermark: v.ObjectEnd, LogEnd: v.ObjectEnd,
 		EpochStart: v.EpochStart, Fence: v.Fence, Lineage: v.Lineage, LeaderID: v.Leader, Leading: s == partition.Active,
 	}
-	if p.log != nil {
+	switch {
+	case p.log != nil:
 		out.LocalLogStart, out.LogEnd = p.log.Start(), p.machine.Log().End
+	case s == partition.Fetching:
+		out.LogEnd = p.machine.Log().End // nothing yet: the log is opened with the first range
 	}
 	return out
 }
@@ -92,7 +98,9 @@ type Finding struct {
 	// FENCED, RECOVERING, RESIGNING, LOG_OFFLINE, SESSION_LOST,
 	// PRODUCERS_RECOVERING, NO_REMOTE_LOG_MANAGER, UPLOADS_STALLED,
 	// RANGES_REFUSED, BEHIND, BACKLOG_FULL, METADATA_UNREACHABLE, LOG_LOADING,
-	// PRODUCER_STATE_INCOMPLETE, LOCAL_LOG_WAS_CUT.
+	// PRODUCER_STATE_INCOMPLETE, LOCAL_LOG_WAS_CUT, HANDING_OVER; of a follower
+	// also TRUNCATING, FOLLOWING, OBJECT_MISSING, OBJECT_DAMAGED, COPY_STALLED,
+	// SEGMENTS_BEHIND.
 	Code string
 	// Summary is one sentence for people.
 	Summary string
@@ -113,6 +121,23 @@ type Explanation struct {
 	RLMID           int32 // remote-log manager in use, 0 for none
 	ProducerCount   int
 	Findings        []Finding // most pressing first, never empty
+	// Replicas are all of them, in order of preference, as this leader knows them;
+	// nil where this broker does not lead.
+	Replicas []ReplicaStatus
+}
+
+// ReplicaStatus is what a leader knows of a replica.
+type ReplicaStatus struct {
+	BrokerID int32
+	Online   bool
+	State    partition.State // 0 when it said nothing under the present leadership
+	LogEnd   int64
+	// Lag is the number of committed offsets that it lacked when it last said, seen
+	// from the object end now.
+	Lag int64
+	// Age of what it said.
+	Age    time.Duration
+	Reason string // why it does not get on
 }
 
 // stalledAfter is how old an unanswered range is before it is worth a finding.
@@ -140,6 +165,7 @@ func (p *Partition) Explain() Explanation {
 	case state == partition.Active:
 		out.UnuploadedBytes = p.machine.Unuploaded()
 		x.active(feed.RLMID, feed.LastError, feed.OldestUnanswered, feed.Since)
+		out.Replicas = p.statuses(view, v.ObjectEnd)
 	case state == partition.Offline:
 		x.add(true, "LOG_OFFLINE", "The local log can't be used until the broker is restarted.", "cause", reason)
 	case state == partition.Resigning:
@@ -149,17 +175,14 @@ func (p *Partition) Explain() Explanation {
 			x.add(true, "LOG_LOADING", "The local log is being opened and checked.")
 		}
 		x.add(true, "RECOVERING", "This broker was elected and reconciles its log, or waits for its opening.", "leader_epoch", str(v.Fence.LeaderEpoch), "object_end", str(v.ObjectEnd))
+	case (state == partition.Truncating || state == partition.Fetching) && v.Leader != 0 && v.Leader != p.mgr.cfg.BrokerID:
+		x.follower(view, state, reason, v)
 	case v.Leader == 0:
 		x.add(true, "NO_LEADER", "No live broker may lead the partition.", "leader_epoch", str(v.Fence.LeaderEpoch))
 	case v.Leader == p.mgr.cfg.BrokerID:
 		x.add(true, "FENCED", "The fence belongs to an earlier registration of this broker.", "fence_broker_epoch", str(v.Fence.BrokerEpoch), "broker_epoch", str(p.mgr.epoch()))
 	default:
-		b, ok := view.Broker(v.Leader)
-		if ok && !b.Online {
-			x.add(true, "LEADER_OFFLINE", "The leader's session is over; an election follows.", "leader_id", str(v.Leader))
-		} else {
-			x.add(false, "LEADER_ELSEWHERE", "Another broker leads the partition.", "leader_id", str(v.Leader), "address", b.Address)
-		}
+		x.elsewhere(view, v)
 	}
 	if metadataErr != nil {
 		x.add(false, "METADATA_UNREACHABLE", "The metadata stream is broken; what is known may be old.", "error", metadataErr.Error())
@@ -185,6 +208,80 @@ func (x *explainer) add(blocking bool, code, summary string, evidence ...string)
 	x.out.Findings = append(x.out.Findings, f)
 }
 
+func (x *explainer) elsewhere(view *cluster.View, v partition.View) {
+	b, ok := view.Broker(v.Leader)
+	if ok && !b.Online {
+		x.add(true, "LEADER_OFFLINE", "The leader's session is over; an election follows.", "leader_id", str(v.Leader))
+		return
+	}
+	x.add(false, "LEADER_ELSEWHERE", "Another broker leads the partition.", "leader_id", str(v.Leader), "address", b.Address)
+}
+
+// follower says how far a replica that does not lead is, and what stops it.
+func (x *explainer) follower(view *cluster.View, state partition.State, reason string, v partition.View) {
+	p := x.p
+	end := p.machine.Log().End
+	lag := max(v.ObjectEnd-end, 0)
+	facts := []string{"log_end", str(end), "object_end", str(v.ObjectEnd), "lag", str(lag)}
+	if !p.told.at.IsZero() {
+		facts = append(facts, "leader_object_end", str(p.told.object), "leader_log_end", str(p.told.logEnd), "leader_heard", p.told.at.UTC().Format(time.RFC3339Nano))
+	}
+	var damage *remote.DamageError
+	switch err := p.copyErr; {
+	case state == partition.Truncating && p.loading:
+		x.add(true, "LOG_LOADING", "The local log is being opened and checked.", facts...)
+	case state == partition.Truncating:
+		if reason == "" {
+			reason = "its log is being cut to the partition's branch"
+		}
+		x.add(true, "TRUNCATING", "This replica waits to follow and serves nothing meanwhile.", append(facts, "cause", reason)...)
+	case err == nil && lag > 0:
+		x.add(false, "BEHIND", "This replica copies committed ranges from the bucket.", facts...)
+	case err == nil:
+		if p.told.object > v.ObjectEnd {
+			x.add(false, "SEGMENTS_BEHIND", "The leader knows of more committed records than this broker was told by the metadata service.", facts...)
+			break
+		}
+		x.add(false, "FOLLOWING", "This replica has copied everything that is committed.", facts...)
+	case errors.Is(err, remote.ErrNotFound):
+		x.add(true, "OBJECT_MISSING", "An object that holds committed records is not in the bucket; nothing is cut, this replica keeps asking.", append(facts, "error", err.Error(), "attempts", strconv.Itoa(p.copyFailures))...)
+	case errors.As(err, &damage):
+		x.add(true, "OBJECT_DAMAGED", "The bytes in the bucket are not what was committed; this replica takes none of them and keeps asking.", append(facts, "error", err.Error(), "attempts", strconv.Itoa(p.copyFailures))...)
+	default:
+		x.add(true, "COPY_STALLED", "Committed ranges can't be had now; this replica keeps asking.", append(facts, "error", err.Error(), "attempts", strconv.Itoa(p.copyFailures))...)
+	}
+	x.elsewhere(view, v)
+}
+
+// statuses lists the replicas as this leader knows them; mu is held.
+func (p *Partition) statuses(view *cluster.View, objectEnd int64) []ReplicaStatus {
+	var out []ReplicaStatus
+	for _, id := range p.replicas(view) {
+		b, known := view.Broker(id)
+		s := ReplicaStatus{BrokerID: id, Online: known && b.Online}
+		if id == p.mgr.cfg.BrokerID {
+			s.State, _ = p.machine.State()
+			s.LogEnd = p.machine.Log().End
+			out = append(out, s)
+			continue
+		}
+		r, ok := p.followers[id]
+		switch {
+		case ok && r.epoch == b.Epoch:
+			s.State, s.LogEnd, s.Reason = r.state, r.end, r.reason
+			s.Lag, s.Age = max(objectEnd-r.end, 0), time.Since(r.at)
+		case !s.Online:
+			s.Reason = "its session is over"
+			s.Lag = objectEnd
+		default:
+			s.Reason = "it has not said anything under the present leadership"
+			s.Lag = objectEnd
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
 func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
 	p, m := x.p, x.p.machine
 	tail := m.Unuploaded()
@@ -192,6 +289,9 @@ func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
 		x.add(true, "BACKLOG_FULL", "Too much of the partition waits for its upload; appends are refused.", "unuploaded", str(tail), "limit", str(limit), "scope", "partition")
 	} else if all, limit := p.mgr.unuploaded.Load(), int64(p.mgr.cfg.MaxUnuploadedBytes); all >= limit {
 		x.add(true, "BACKLOG_FULL", "Too much of this broker's logs waits for its upload; appends are refused.", "unuploaded", str(all), "limit", str(limit), "scope", "broker")
+	}
+	if p.drained || p.mgr.draining.Load() {
+		x.add(true, "HANDING_OVER", "The broker is stopping: appends are refused until another leads.")
 	}
 	if !p.sessionLive() {
 		x.add(false, "SESSION_LOST", "The broker's session is not confirmed: LEADER acks are not given.", "broker_epoch", str(p.mgr.epoch()))

@@ -1,7 +1,6 @@
 package replica
 
 import (
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"time"
@@ -36,7 +35,7 @@ func (p *Partition) NextRange(buf []byte, limit int, strict bool) (r *remotelogv
 
 	base, err := p.hashAt(log, view, cursor, run, from)
 	if err != nil {
-		p.feedFailed(from, err)
+		p.feedFailed(run, from, err)
 		return nil, false, false
 	}
 	chunk, err := log.Read(buf, commitlog.ReadRequest{Offset: from, Limit: to, MaxBytes: limit})
@@ -44,7 +43,7 @@ func (p *Partition) NextRange(buf []byte, limit int, strict bool) (r *remotelogv
 		err = fmt.Errorf("%w: [%d, %d) came for offset %d", commitlog.ErrCorrupt, chunk.Base, chunk.End, from)
 	}
 	if err != nil {
-		p.feedFailed(from, err)
+		p.feedFailed(run, from, err)
 		return nil, false, false
 	}
 	if strict && len(chunk.Bytes) > limit {
@@ -101,13 +100,15 @@ func (p *Partition) hashAt(log *commitlog.Log, view partition.View, cursor feedC
 
 // feedFailed: what can't be read can't be uploaded, and a leader never truncates
 // inside its epoch (design review H2): it gives the partition up.
-func (p *Partition) feedFailed(offset int64, err error) {
-	var outside *commitlog.OutOfRangeError
-	if errors.Is(err, commitlog.ErrClosed) || errors.As(err, &outside) {
-		return // the log was closed or cut under us, which has its own event
+func (p *Partition) feedFailed(run, offset int64, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// A log is closed or cut only once the machine has left this run.
+	if from, _, ok := p.machine.Unsent(); !ok || from != offset || p.machine.Run() != run || p.closed || p.gone {
+		return
 	}
 	p.logger().Error("the log can't be read for upload", "offset", offset, "err", err)
-	p.post(partition.LogFailed{Err: err})
+	p.postLocked(partition.LogFailed{Err: err})
 }
 
 // postLocked is post with mu held.

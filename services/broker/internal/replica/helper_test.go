@@ -18,6 +18,7 @@ import (
 
 	"github.com/braidlog/braid/pkg/metaclient"
 	"github.com/braidlog/braid/pkg/record"
+	brokerv1 "github.com/braidlog/braid/proto/gen/go/braid/broker/v1"
 	"github.com/braidlog/braid/services/broker/internal/replica"
 	"github.com/braidlog/braid/services/broker/partition"
 )
@@ -52,6 +53,18 @@ func (s *scene) serve(address string, register func(*grpc.Server)) {
 	s.t.Cleanup(func() { server.Stop(); <-done })
 }
 
+// silence ends what is served at an address.
+func (s *scene) silence(address string) {
+	s.mu.Lock()
+	server := s.servers[address]
+	delete(s.listeners, address)
+	delete(s.servers, address)
+	s.mu.Unlock()
+	if server != nil {
+		server.Stop()
+	}
+}
+
 func (s *scene) dial(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -83,6 +96,8 @@ type broker struct {
 	meta *metaclient.Client
 	end  context.CancelFunc
 	done chan error
+	// silence ends what is served at the broker's address.
+	silence func()
 }
 
 func (s *scene) broker(id int32, fs vfs.FS, change ...func(*replica.Config)) *broker {
@@ -94,10 +109,13 @@ func (s *scene) broker(id int32, fs vfs.FS, change ...func(*replica.Config)) *br
 	for _, fn := range change {
 		fn(&cfg)
 	}
-	m, err := replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: meta, DialRemoteLog: s.dial, Logger: testLogger(s.t)})
+	m, err := replica.NewManager(cfg, replica.Deps{FS: fs, Metadata: meta, DialRemoteLog: s.dial, DialBroker: s.dial, Logger: testLogger(s.t)})
 	require.NoError(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &broker{t: s.t, m: m, meta: meta, end: cancel, done: make(chan error, 1)}
+	address := fmt.Sprintf("broker:%d", id)
+	s.serve(address, func(g *grpc.Server) { brokerv1.RegisterReplicaServiceServer(g, replica.NewReplicaService(m)) })
+	b.silence = func() { s.silence(address) }
 	go func() { b.done <- m.Run(ctx) }()
 	s.t.Cleanup(func() { b.stop() })
 	return b
@@ -107,6 +125,10 @@ func (s *scene) broker(id int32, fs vfs.FS, change ...func(*replica.Config)) *br
 func (b *broker) stop() {
 	b.t.Helper()
 	b.end()
+	if b.silence != nil {
+		b.silence()
+		b.silence = nil
+	}
 	if b.done != nil {
 		require.NoError(b.t, <-b.done)
 		b.done = nil
@@ -122,6 +144,22 @@ func (b *broker) leading(index int32) *replica.Partition {
 		var err error
 		p, err = b.m.Lookup(topicName, index)
 		return err == nil && p.Offsets().Leading
+	})
+	return p
+}
+
+// following waits until the broker has copied a partition up to end.
+func (b *broker) following(index int32, end int64) *replica.Partition {
+	b.t.Helper()
+	var p *replica.Partition
+	until(b.t, "following", func() bool {
+		var err error
+		p, err = b.m.Lookup(topicName, index)
+		if err != nil {
+			return false
+		}
+		x := p.Explain()
+		return x.State == partition.Fetching && x.Offsets.LogEnd >= end
 	})
 	return p
 }

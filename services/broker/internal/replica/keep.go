@@ -55,8 +55,9 @@ func (m *Manager) keepSynced(ctx context.Context) error {
 
 // salvage keeps what a damaged log has behind the damage, where the bucket holds
 // good bytes of the damaged part. The machine begins anew with the log that is
-// left. logWork is held.
-func (p *Partition) salvage(ctx context.Context, log *commitlog.Log, e partition.Reconcile) bool {
+// left. In the writer's role without mu.
+func (p *Partition) salvage(log *commitlog.Log, e partition.Reconcile) bool {
+	ctx := p.mgr.root
 	d := log.Damage()
 	if d == nil || e.ObjectEnd <= d.From {
 		return false
@@ -67,11 +68,11 @@ func (p *Partition) salvage(ctx context.Context, log *commitlog.Log, e partition
 		return false
 	}
 	p.mu.Lock()
-	p.hydrations++ // reconciliations asked for until now know the old log
+	p.hydrations++ // what was asked for until now knows the old log
 	p.mu.Unlock()
 	p.logger().WarnContext(ctx, "the log starts again behind its damage, at the object end, with what it holds above", "offset", e.ObjectEnd, "end", log.End())
 	p.reportCut(ctx, log.Cut())
-	p.post(loaded{log: log})
+	p.first(loaded{log: log})
 	return true
 }
 

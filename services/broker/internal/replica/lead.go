@@ -31,25 +31,6 @@ func pauseRetry(ctx context.Context, attempt int) bool {
 	return backoff.Sleep(ctx, retryPolicy.Delay(attempt, rand.Float64())) == nil
 }
 
-// startReconcile brings the log in order beside the writer, opening it first
-// when this is its first election.
-func (p *Partition) startReconcile(e partition.Reconcile) {
-	p.mu.Lock()
-	log, loading, known := p.log, p.loading, p.hydrations
-	p.loading = log == nil
-	ctx := p.tasks
-	p.mu.Unlock()
-	switch {
-	case log != nil:
-		p.task("reconcile", func(ctx context.Context) { p.reconcile(ctx, log, e, known) })
-	case !loading:
-		// Not bound to the fence: the log is wanted whatever comes next.
-		if !p.mgr.spawn(p.load) {
-			p.logger().DebugContext(ctx, "log not opened, the broker is stopping")
-		}
-	}
-}
-
 // load opens the log. How many are recovered at once is bounded.
 func (p *Partition) load() {
 	select {
@@ -109,24 +90,34 @@ func (p *Partition) hydrate(e loaded) {
 }
 
 // reconcile does what the machine found by comparing lineages. What can't be
-// done answers with another hash, on which the log starts again. known is which
-// log the machine went by.
-func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partition.Reconcile, known int) {
-	p.logWork.Lock()
-	defer p.logWork.Unlock()
+// done answers with another hash, on which the log starts again. In the writer's
+// role without mu.
+func (p *Partition) reconcile(e partition.Reconcile) {
 	p.mu.Lock()
-	outdated := p.hydrations != known
+	log, current := p.log, p.machine.Current(e.Attempt)
+	if log == nil {
+		p.openLog() // the machine begins again when it is there
+	}
 	p.mu.Unlock()
-	if ctx.Err() != nil || outdated || p.salvage(ctx, log, e) {
+	if log == nil || !current || p.salvage(log, e) {
 		return
 	}
-	before := log.Cut()
-	err := arrange(log, e)
-	if cut := log.Cut(); cut != before {
-		p.reportCut(ctx, cut)
+	if e.Reset {
+		if from, ranges, ok := p.lacking(log, e); ok {
+			p.mu.Lock()
+			known := p.hydrations
+			p.mu.Unlock()
+			p.task("fill", func(ctx context.Context) { p.fill(ctx, e, known, from, ranges) })
+			return
+		}
 	}
-	if failed := (*commitlog.FailedError)(nil); errors.As(err, &failed) || errors.Is(err, commitlog.ErrClosed) {
-		p.post(partition.LogFailed{Err: err})
+	p.arranged(log, e, p.arrange(log, e))
+}
+
+// arranged answers a reconciliation that was carried out, or could not be.
+func (p *Partition) arranged(log *commitlog.Log, e partition.Reconcile, err error) {
+	if unusable(err) {
+		p.first(partition.LogFailed{Err: err})
 		return
 	}
 	hash, tail := e.Hash, int64(0)
@@ -138,15 +129,18 @@ func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partiti
 	}
 	if err != nil {
 		if e.Reset {
-			p.post(partition.LogFailed{Err: err})
+			p.first(partition.LogFailed{Err: err})
 			return
 		}
-		p.logger().WarnContext(ctx, "the log does not hold the object end, it starts again there", "offset", e.ObjectEnd, "err", err)
+		p.logger().Warn("the log does not hold the object end, it starts again there", "offset", e.ObjectEnd, "err", err)
 		hash = other(e.Hash)
 	} else if hash != e.Hash {
-		p.logger().ErrorContext(ctx, "the log holds other bytes than were committed, it starts again at the object end", "offset", e.ObjectEnd)
+		p.logger().Error("the log holds other bytes than were committed, it starts again at the object end", "offset", e.ObjectEnd)
 	}
-	p.post(partition.Reconciled{
+	if p.own != nil && p.own.End() > log.End() {
+		p.own = nil
+	}
+	p.first(partition.Reconciled{
 		Attempt:   e.Attempt,
 		Log:       partition.LogFacts{Start: log.Start(), End: log.End(), Lineage: log.Lineage()},
 		Hash:      hash,
@@ -154,7 +148,16 @@ func (p *Partition) reconcile(ctx context.Context, log *commitlog.Log, e partiti
 	})
 }
 
-// arrange truncates or resets.
+// arrange truncates or resets, and tells of what was cut out for its damage.
+func (p *Partition) arrange(log *commitlog.Log, e partition.Reconcile) error {
+	before := log.Cut()
+	err := arrange(log, e)
+	if cut := log.Cut(); cut != before {
+		p.reportCut(p.mgr.root, cut)
+	}
+	return err
+}
+
 func arrange(log *commitlog.Log, e partition.Reconcile) error {
 	if e.Reset {
 		return log.Reset(e.At, e.Hash, e.Lineage)
@@ -298,13 +301,14 @@ func (p *Partition) candidate() int32 {
 
 // recoverProducers rebuilds the producer state: from footers up to the object
 // end, from the log above it. Where no remote-log manager answers, the log alone
-// may be enough.
-func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverProducers) {
+// may be enough. own is what this broker kept as a follower, nil if nothing; it is
+// enough where it ends at the object end.
+func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverProducers, own *producerstate.State) {
 	p.mu.Lock()
 	log := p.log
 	p.mu.Unlock()
 	for attempt := 1; ctx.Err() == nil; attempt++ {
-		l, missing, err := p.rebuild(ctx, log, e)
+		l, missing, err := p.rebuild(ctx, log, e, own)
 		if err == nil {
 			if len(missing) > 0 {
 				p.reportMissing(ctx, e, missing)
@@ -325,10 +329,29 @@ func (p *Partition) recoverProducers(ctx context.Context, e partition.RecoverPro
 	}
 }
 
-func (p *Partition) rebuild(ctx context.Context, log *commitlog.Log, e partition.RecoverProducers) (*ledger, []missingRange, error) {
-	opts := producerstate.Options{MaxProducers: p.mgr.cfg.MaxProducers}
-	state, missing, err := p.fromFooters(ctx, opts, log, e.ObjectEnd)
-	if err != nil {
+func (p *Partition) producerOptions() producerstate.Options {
+	return producerstate.Options{MaxProducers: p.mgr.cfg.MaxProducers}
+}
+
+func (p *Partition) rebuild(ctx context.Context, log *commitlog.Log, e partition.RecoverProducers, own *producerstate.State) (*ledger, []missingRange, error) {
+	opts := p.producerOptions()
+	if own == nil || own.End() != e.ObjectEnd {
+		own = p.fromSnapshot(opts, log, e.ObjectEnd)
+	}
+	// Only footers tell which producers were forgotten, so they come first; a copy
+	// that remembers those too doubles nothing, so it need not wait long for them,
+	// and is better than footers that are lost.
+	footers, cancel := ctx, context.CancelFunc(func() {})
+	if own != nil {
+		footers, cancel = context.WithTimeout(ctx, footerPatience)
+	}
+	state, missing, err := p.fromFooters(footers, opts, log, e.ObjectEnd)
+	cancel()
+	switch {
+	case own != nil && (err != nil || len(missing) > 0):
+		p.logger().InfoContext(ctx, "the producer state is this replica's own", "offset", e.ObjectEnd, "err", err)
+		state, missing = own, nil
+	case err != nil:
 		var ferr error
 		if state, ferr = p.fromLog(ctx, opts, log, e.ObjectEnd); ferr != nil {
 			return nil, nil, errors.Join(err, ferr)
@@ -346,6 +369,26 @@ func (p *Partition) rebuild(ctx context.Context, log *commitlog.Log, e partition
 
 // errLogShort says that the local log does not reach back far enough.
 var errLogShort = errors.New("the local log does not hold what the producer state needs")
+
+// footerPatience is how long a leader waits for footers that it can do without.
+const footerPatience = time.Second
+
+// fromSnapshot is the state at the object end where a clean stop left just that.
+func (p *Partition) fromSnapshot(opts producerstate.Options, log *commitlog.Log, objectEnd int64) *producerstate.State {
+	data, err := log.LoadSnapshot(objectEnd)
+	if err != nil {
+		return nil
+	}
+	snap, err := producerstate.DecodeSnapshot(data)
+	if err != nil || snap.End != objectEnd {
+		return nil
+	}
+	state, err := producerstate.Restore(opts, snap)
+	if err != nil {
+		return nil
+	}
+	return state
+}
 
 // fromLog builds the state at the object end from a snapshot on disk, or from
 // the partition's first record where the log still has it.

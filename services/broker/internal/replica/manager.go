@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,8 @@ type Manager struct {
 
 	follower *cluster.Follower
 	pool     *rlmpool.Pool
+	peers    *rlmpool.Pool // other brokers
+	copier   *copier
 	remote   *remote.Reader
 	feed     *walfeed.Feed
 	session  *metaclient.Session
@@ -47,6 +50,7 @@ type Manager struct {
 	ready    chan struct{}
 	draining atomic.Bool
 	assigned chan struct{} // capacity 1: the set of partitions may have changed
+	caughtUp chan struct{} // capacity 1: a followed partition has copied everything
 
 	changes    notice       // told after every change of the cluster's picture
 	unuploaded atomic.Int64 // bytes of all partitions that are not in the bucket
@@ -78,7 +82,7 @@ func NewManager(cfg Config, deps Deps) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, deps: deps, log: deps.Logger.With("component", "replica"), start: time.Now(),
-		loading: make(chan struct{}, loadingAtOnce), ready: make(chan struct{}), assigned: make(chan struct{}, 1),
+		loading: make(chan struct{}, loadingAtOnce), ready: make(chan struct{}), assigned: make(chan struct{}, 1), caughtUp: make(chan struct{}, 1),
 		parts: map[cluster.Key]*Partition{},
 	}
 	var err error
@@ -87,6 +91,8 @@ func NewManager(cfg Config, deps Deps) (*Manager, error) {
 	}
 	m.root, m.endRoot = context.WithCancel(context.Background())
 	m.pool = rlmpool.New(deps.DialRemoteLog)
+	m.peers = rlmpool.New(deps.DialBroker)
+	m.copier = newCopier(m)
 	m.follower = cluster.NewFollower(deps.Metadata.Any(), deps.Logger, m.changed)
 	m.remote = remote.NewReader(cfg.Zone, m.pool, m.follower.View, int64(cfg.ReadCacheBytes))
 	m.feed = walfeed.New(walfeed.Options{
@@ -171,6 +177,7 @@ func (m *Manager) join(ctx context.Context) error {
 	g.Go(func() error { return m.feed.Run(gctx) })
 	g.Go(func() error { return m.watchSegments(gctx) })
 	g.Go(func() error { return m.keepSynced(gctx) })
+	g.Go(func() error { return m.reports(gctx) })
 	g.Go(func() error { return m.member.keep(gctx, m.position, m.log) })
 	return g.Wait()
 }
@@ -189,7 +196,7 @@ func (m *Manager) close() error {
 	if err != nil {
 		m.log.Error("a log was not closed cleanly", "err", err)
 	}
-	out := m.pool.Close()
+	out := errors.Join(m.pool.Close(), m.peers.Close())
 	if m.dir != nil {
 		out = errors.Join(out, m.member.store(m.position()), m.dir.Close(err == nil))
 	}
@@ -209,33 +216,6 @@ func (m *Manager) all() []*Partition {
 
 // Ready is closed once the broker is registered and knows the cluster.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
-
-// drainPace is how often Drain looks whether everything is uploaded.
-const drainPace = 20 * time.Millisecond
-
-// Drain is the first half of a stop: from now on appends are refused with
-// ErrStopped; it waits, as long as ctx allows, until what was appended is in
-// the bucket, and then ends the session so that others are elected at once.
-func (m *Manager) Drain(ctx context.Context) error {
-	m.draining.Store(true)
-	ticker := time.NewTicker(drainPace)
-	defer ticker.Stop()
-	var err error
-	for m.unuploaded.Load() > 0 && err == nil {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			err = fmt.Errorf("%d bytes are not in the bucket yet: %w", m.unuploaded.Load(), context.Cause(ctx))
-		}
-	}
-	if _, ok := m.session.Current(); !ok {
-		return err
-	}
-	// The session is ended even when the wait was in vain.
-	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-	defer cancel()
-	return errors.Join(err, m.session.Stop(stopCtx))
-}
 
 // Registration is the broker's current epoch and the incarnation it is of; ok
 // is false while it has none.
@@ -307,7 +287,11 @@ func (m *Manager) changed(v *cluster.View) {
 		return
 	}
 	defer m.changes.tell()
-	_ = m.pool.Keep(v.RemoteLogManagers()) // closing a connection that nobody uses any more
+	// Closing connections that nobody uses any more.
+	_ = m.pool.Keep(v.RemoteLogManagers())
+	_ = m.peers.KeepIf(func(address string) bool {
+		return slices.ContainsFunc(v.Brokers(), func(b cluster.Broker) bool { return b.Address == address })
+	})
 	var fresh bool
 	m.mu.Lock()
 	var update []func()

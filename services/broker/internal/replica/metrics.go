@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/braidlog/braid/services/broker/internal/remote"
 	"github.com/braidlog/braid/services/broker/partition"
 )
 
@@ -19,6 +20,7 @@ type metrics struct {
 	readBytes                      metric.Int64Counter
 	verdicts                       metric.Int64Counter
 	missing                        metric.Int64Counter
+	copies, copyBytes, copyErrors  metric.Int64Counter
 
 	local, bucket metric.MeasurementOption
 }
@@ -31,7 +33,7 @@ func newMetrics(meter metric.Meter, m *Manager) (*metrics, error) {
 		local:  metric.WithAttributeSet(attribute.NewSet(attribute.String("source", "local"))),
 		bucket: metric.WithAttributeSet(attribute.NewSet(attribute.String("source", "bucket"))),
 	}
-	var errs [7]error
+	var errs [10]error
 	out.appends, errs[0] = meter.Int64Counter("broker_appends", metric.WithDescription("Appends written to a local log."))
 	out.appendBytes, errs[1] = meter.Int64Counter("broker_append_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of batches written to a local log."))
 	out.refusals, errs[2] = meter.Int64Counter("broker_append_refusals", metric.WithDescription("Appends refused before anything was stored, by kind."))
@@ -40,6 +42,20 @@ func newMetrics(meter metric.Meter, m *Manager) (*metrics, error) {
 	out.readBytes, errs[4] = meter.Int64Counter("broker_read_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of batches read, by source."))
 	out.verdicts, errs[5] = meter.Int64Counter("broker_wal_verdicts", metric.WithDescription("Verdicts on ranges sent, by outcome."))
 	out.missing, errs[6] = meter.Int64Counter("broker_producer_ranges_missing", metric.WithDescription("Committed ranges, lost in the bucket, without which the producer state was recovered."))
+	out.copies, errs[7] = meter.Int64Counter("broker_follower_ranges", metric.WithDescription("Committed ranges fetched for partitions that this broker follows."))
+	out.copyBytes, errs[8] = meter.Int64Counter("broker_follower_fetched_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of committed ranges fetched for partitions that this broker follows."))
+	out.copyErrors, errs[9] = meter.Int64Counter("broker_follower_errors", metric.WithDescription("Ranges that could not be copied now, by kind."))
+	_, lerr := meter.Int64ObservableGauge("broker_follower_lag", metric.WithDescription("Committed offsets that followed partitions lack here: the largest lag, and the sum of all."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			most, sum := int64(0), int64(0)
+			for _, p := range m.all() {
+				lag := p.lag()
+				most, sum = max(most, lag), sum+lag
+			}
+			o.Observe(most, metric.WithAttributes(attribute.String("of", "largest")))
+			o.Observe(sum, metric.WithAttributes(attribute.String("of", "sum")))
+			return nil
+		}))
 	_, err := meter.Int64ObservableGauge("broker_unuploaded_bytes", metric.WithUnit("By"),
 		metric.WithDescription("Bytes in local logs that are not in the bucket yet."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -57,7 +73,7 @@ func newMetrics(meter metric.Meter, m *Manager) (*metrics, error) {
 			}
 			return nil
 		}))
-	if err := errors.Join(append(errs[:], err, perr)...); err != nil {
+	if err := errors.Join(append(errs[:], err, perr, lerr)...); err != nil {
 		return nil, fmt.Errorf("replica metrics: %w", err)
 	}
 	return out, nil
@@ -94,3 +110,36 @@ func (m *metrics) verdict(o partition.Outcome) {
 }
 
 func (m *metrics) producersMissing(n int) { m.missing.Add(context.Background(), int64(n)) }
+
+func (m *metrics) copied(size int) {
+	ctx := context.Background()
+	m.copies.Add(ctx, 1)
+	m.copyBytes.Add(ctx, int64(size))
+}
+
+func (m *metrics) copyFailed(err error) {
+	kind := "other"
+	var damage *remote.DamageError
+	switch {
+	case errors.Is(err, remote.ErrNotFound):
+		kind = "not_found"
+	case errors.As(err, &damage):
+		kind = "damaged"
+	case errors.Is(err, remote.ErrUnavailable):
+		kind = "unavailable"
+	case errors.Is(err, errNotListed):
+		kind = "not_listed"
+	}
+	m.copyErrors.Add(context.Background(), 1, metric.WithAttributes(attribute.String("kind", kind)))
+}
+
+// lag is how many committed offsets a following replica lacks.
+func (p *Partition) lag() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v, known := p.machine.View()
+	if s, _ := p.machine.State(); !known || s != partition.Fetching && s != partition.Truncating {
+		return 0
+	}
+	return max(v.ObjectEnd-max(p.machine.Log().End, v.LogStart), 0)
+}

@@ -13,6 +13,7 @@ import (
 	logv1 "github.com/braidlog/braid/proto/gen/go/braid/log/v1"
 	"github.com/braidlog/braid/services/broker/internal/cluster"
 	"github.com/braidlog/braid/services/broker/internal/commitlog"
+	"github.com/braidlog/braid/services/broker/internal/producerstate"
 	"github.com/braidlog/braid/services/broker/internal/remote"
 	"github.com/braidlog/braid/services/broker/partition"
 )
@@ -27,10 +28,6 @@ type Partition struct {
 	key       cluster.Key
 	id        *logv1.TopicIdPartition // not to be changed
 	ranges    remote.Ranges
-
-	// logWork serializes what changes the log outside of the writer's role:
-	// reconciliation. It is held across input and output.
-	logWork sync.Mutex
 
 	stepped notice // told after every step of the machine
 
@@ -75,6 +72,24 @@ type Partition struct {
 	fence    partition.Fence
 	tasks    context.Context
 	endTasks context.CancelFunc
+
+	// own is the producer state of the local log while this broker follows, as far
+	// as it is known; ownBytes were appended since its last snapshot. Both belong
+	// to the writer's role.
+	own      *producerstate.State
+	ownBytes int64
+
+	copying      bool        // a range is asked for
+	copyTimer    *time.Timer // the pause after a failure
+	copyFailures int         // in a row
+	copyErr      error       // the last of them
+
+	// followers are the other replicas as they told this leader; told is what the
+	// leader told this follower.
+	followers map[int32]followerReport
+	told      leaderReport
+
+	drained bool // takes no appends any more: it is being handed over
 
 	cursor  feedCursor
 	refused int       // ranges refused in a row
@@ -247,6 +262,18 @@ func (p *Partition) handle(ev any) {
 		p.install(e)
 	case configured:
 		p.configure(e.cfg)
+	case copied:
+		p.took(e)
+	case filled:
+		p.filled(e)
+	case retryCopy:
+		p.copyTimer = nil
+		p.want()
+	case drain:
+		p.drained = !e.over
+		if e.done != nil {
+			close(e.done)
+		}
 	case vanished:
 		p.logger().Warn("the cluster does not list the partition any more; its directory is kept")
 		p.step(partition.Removed{}, false)
@@ -301,13 +328,15 @@ func (p *Partition) account() {
 func (p *Partition) execute(fx partition.Effect, forget bool) {
 	switch e := fx.(type) {
 	case partition.Reconcile:
-		p.startReconcile(e)
+		p.reconcile(e)
 	case partition.CheckHash:
 		p.checkHash(e)
 	case partition.Open:
 		p.task("open", func(ctx context.Context) { p.open(ctx, e) })
 	case partition.RecoverProducers:
-		p.task("recover producers", func(ctx context.Context) { p.recoverProducers(ctx, e) })
+		own := p.own
+		p.own = nil
+		p.task("recover producers", func(ctx context.Context) { p.recoverProducers(ctx, e, own) })
 	case partition.Activate:
 		p.activate(e)
 	case partition.Advance:
@@ -319,6 +348,10 @@ func (p *Partition) execute(fx partition.Effect, forget bool) {
 	case partition.RequestElection:
 		p.logger().Warn("asking for an election", "leader_epoch", e.Fence.LeaderEpoch, "reason", e.Reason)
 		p.task("request election", func(ctx context.Context) { p.requestElection(ctx, e) })
+	case partition.Truncate:
+		p.truncate(e)
+	case partition.Fetch:
+		p.fetch(e)
 	case partition.Forget:
 		p.forget(forget)
 	}
@@ -340,7 +373,8 @@ func (p *Partition) activate(e partition.Activate) {
 	log := p.log
 	p.producers, p.recoveryErr, p.missing = nil, nil, nil
 	p.refused, p.pause, p.lastBad = 0, time.Time{}, ""
-	p.fruitless = 0
+	p.fruitless, p.drained = 0, false
+	p.followers, p.told = nil, leaderReport{}
 	p.mu.Unlock()
 	if err := log.AppendLineage(e.Entry); err != nil {
 		p.mu.Lock()
@@ -405,7 +439,10 @@ func (p *Partition) deposed(e partition.Deposed) {
 		p.finish(w, levelsObject, nil)
 	}
 	p.failWaits(&deposedError{reason: e.Reason, err: p.notLeader()})
-	p.producers = nil
+	if p.producers != nil && p.producers.committed.Missed() == 0 {
+		p.own, p.ownBytes = p.producers.committed, 0
+	}
+	p.producers, p.followers = nil, nil
 	p.unpark()
 	p.account()
 	p.mgr.feed.Remove(p)
@@ -436,6 +473,10 @@ func (p *Partition) forget(remove bool) {
 	p.mu.Lock()
 	log := p.log
 	p.log, p.gone = nil, true
+	p.own = nil
+	if p.copyTimer != nil {
+		p.copyTimer.Stop()
+	}
 	p.endTasks()
 	p.failWaits(&UnknownPartitionError{Topic: p.topic, Partition: p.partition})
 	p.unpark()
@@ -444,8 +485,6 @@ func (p *Partition) forget(remove bool) {
 	p.mgr.feed.Remove(p)
 	p.ranges.Replace(nil)
 	p.mgr.removed(p)
-	p.logWork.Lock()
-	defer p.logWork.Unlock()
 	if log != nil {
 		if err := log.Close(); err != nil {
 			p.logger().Warn("closing the log of a removed partition", "err", err)
@@ -497,10 +536,17 @@ func (p *Partition) close() error {
 		<-idle
 		p.mu.Lock()
 	}
-	log, state := p.log, p.producers
+	log, state := p.log, p.own
+	if p.producers != nil {
+		state = p.producers.committed
+	}
 	p.log = nil
 	p.failWaits(ErrStopped)
+	p.stepped.tell()
 	p.endTasks()
+	if p.copyTimer != nil {
+		p.copyTimer.Stop()
+	}
 	if p.parkTimer != nil {
 		p.parkTimer.Stop()
 	}
@@ -513,8 +559,8 @@ func (p *Partition) close() error {
 		return nil
 	}
 	var err error
-	if state != nil && state.committed.Missed() == 0 && state.committed.End() >= log.Start() && log.Failed() == nil && log.Damage() == nil {
-		snap := state.committed.Snapshot()
+	if state != nil && state.Missed() == 0 && state.End() >= log.Start() && state.End() <= log.End() && log.Failed() == nil && log.Damage() == nil {
+		snap := state.Snapshot()
 		err = log.SaveSnapshot(snap.End, snap.Append(nil))
 	}
 	return errors.Join(err, log.Close())

@@ -34,6 +34,7 @@ type readable struct {
 	view     partition.View
 	logEnd   int64
 	highMark int64
+	follows  bool // of a replica that may be behind
 }
 
 // readable says from where this broker may serve, design review H8: its own
@@ -69,10 +70,16 @@ func (p *Partition) Read(ctx context.Context, from int64, maxBytes int, dst []by
 	if err != nil {
 		return Fetched{}, err
 	}
+	return p.read(ctx, r, from, maxBytes, dst)
+}
+
+func (p *Partition) read(ctx context.Context, r readable, from int64, maxBytes int, dst []byte) (Fetched, error) {
 	out := Fetched{Base: from, Next: from, HighWatermark: r.highMark, LogStart: r.view.LogStart, Lineage: r.view.Lineage}
 	switch {
 	case from < r.view.LogStart:
 		return Fetched{}, &ExpiredError{Offset: from, LogStart: r.view.LogStart}
+	case from > r.logEnd && r.follows:
+		return Fetched{}, &UnavailableError{Reason: NotReady, Message: fmt.Sprintf("offset %d is above the end of this replica, %d", from, r.logEnd), Retry: 200 * time.Millisecond}
 	case from > r.logEnd && r.log == nil:
 		// The log may reach further than what is known before it was opened.
 		return Fetched{}, &RecoveringError{Reason: fmt.Sprintf("offset %d is above what is known", from), Retry: 200 * time.Millisecond}
@@ -358,14 +365,21 @@ func (p *Partition) OffsetForTime(ctx context.Context, ms int64) (offset, timest
 	if err != nil {
 		return 0, 0, false, err
 	}
+	return p.offsetForTime(ctx, r, p.Read, ms)
+}
+
+// reader is [Partition.Read].
+type reader func(ctx context.Context, from int64, maxBytes int, dst []byte) (Fetched, error)
+
+func (p *Partition) offsetForTime(ctx context.Context, r readable, read reader, ms int64) (offset, timestamp int64, found bool, err error) {
 	// Everything visible is in a committed range, and ranges know their times.
 	rg, ok := p.ranges.FirstSince(r.view.LogStart, ms)
 	if ok && rg.Base < r.highMark {
-		return p.findTime(ctx, max(rg.Base, r.view.LogStart), min(rg.End, r.highMark), ms)
+		return p.findTime(ctx, read, max(rg.Base, r.view.LogStart), min(rg.End, r.highMark), ms)
 	}
 	// The list may be a moment behind the verdicts.
 	if listed, _ := p.ranges.End(); listed < r.highMark && r.log != nil {
-		return p.findTime(ctx, max(listed, r.view.LogStart), r.highMark, ms)
+		return p.findTime(ctx, read, max(listed, r.view.LogStart), r.highMark, ms)
 	}
 	return 0, 0, false, nil
 }
@@ -401,14 +415,14 @@ func (p *Partition) MaxTimestamp(ctx context.Context) (offset, timestamp int64, 
 	if end == from {
 		return 0, 0, false, nil
 	}
-	return p.findTime(ctx, from, end, newest)
+	return p.findTime(ctx, p.Read, from, end, newest)
 }
 
 // findTime looks through the records of [from, end).
-func (p *Partition) findTime(ctx context.Context, from, end, ms int64) (offset, timestamp int64, found bool, err error) {
+func (p *Partition) findTime(ctx context.Context, read reader, from, end, ms int64) (offset, timestamp int64, found bool, err error) {
 	var buf []byte
 	for next := from; next < end; {
-		got, err := p.Read(ctx, next, 1<<20, buf)
+		got, err := read(ctx, next, 1<<20, buf)
 		if err != nil {
 			return 0, 0, false, err
 		}

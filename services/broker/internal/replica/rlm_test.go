@@ -19,6 +19,9 @@ type bucket struct {
 	mu      sync.Mutex
 	objects map[string]*object
 	fail    error // of every read
+	// failFooters is the error of every reading of footers.
+	failFooters error
+	reads       int // of ranges
 }
 
 type object struct {
@@ -198,6 +201,9 @@ func (r *rlm) find(ref *logv1.ObjectRef) (*object, error) {
 }
 
 func (r *rlm) ReadWal(req *remotelogv1.ReadWalRequest, s grpc.ServerStreamingServer[remotelogv1.ReadWalResponse]) error {
+	r.bucket.mu.Lock()
+	r.bucket.reads++
+	r.bucket.mu.Unlock()
 	o, err := r.find(req.GetObject())
 	if err != nil {
 		return err
@@ -215,6 +221,12 @@ func (r *rlm) ReadWal(req *remotelogv1.ReadWalRequest, s grpc.ServerStreamingSer
 
 func (r *rlm) ReadRangeFooters(_ context.Context, req *remotelogv1.ReadRangeFootersRequest) (*remotelogv1.ReadRangeFootersResponse, error) {
 	resp := &remotelogv1.ReadRangeFootersResponse{}
+	r.bucket.mu.Lock()
+	err := r.bucket.failFooters
+	r.bucket.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	for _, loc := range req.GetRanges() {
 		o, err := r.find(loc.GetObject())
 		if err != nil {

@@ -42,7 +42,7 @@ func (p *Pool) Conn(address string) (*grpc.ClientConn, error) {
 	}
 	c, err := p.dial(address)
 	if err != nil {
-		return nil, fmt.Errorf("dial remote-log manager at %s: %w", address, err)
+		return nil, fmt.Errorf("dial %s: %w", address, err)
 	}
 	p.conns[address] = c
 	return c, nil
@@ -50,10 +50,17 @@ func (p *Pool) Conn(address string) (*grpc.ClientConn, error) {
 
 // Keep closes the connections to addresses that no longer belong to anybody.
 func (p *Pool) Keep(known []cluster.RemoteLogManager) error {
+	return p.KeepIf(func(address string) bool {
+		return slices.ContainsFunc(known, func(r cluster.RemoteLogManager) bool { return r.Address == address })
+	})
+}
+
+// KeepIf closes the connections to addresses that are not known any more.
+func (p *Pool) KeepIf(known func(address string) bool) error {
 	p.mu.Lock()
 	var gone []*grpc.ClientConn
 	for address, c := range p.conns {
-		if !slices.ContainsFunc(known, func(r cluster.RemoteLogManager) bool { return r.Address == address }) {
+		if !known(address) {
 			gone = append(gone, c)
 			delete(p.conns, address)
 		}

@@ -204,10 +204,14 @@ const (
 	ReplicaState_REPLICA_STATE_ACTIVE ReplicaState = 3
 	// Gives leadership up.
 	ReplicaState_REPLICA_STATE_RESIGNING ReplicaState = 4
-	// Does not lead.
+	// Nothing is known of the partition yet, or nothing of it is held here.
 	ReplicaState_REPLICA_STATE_IDLE ReplicaState = 5
 	// Out of service; the reasons say why.
 	ReplicaState_REPLICA_STATE_OFFLINE ReplicaState = 6
+	// Follows, and waits for the leader's opening, or for its log to be opened or cut to the common branch.
+	ReplicaState_REPLICA_STATE_TRUNCATING ReplicaState = 7
+	// Follows the committed ranges.
+	ReplicaState_REPLICA_STATE_FETCHING ReplicaState = 8
 )
 
 // Enum value maps for ReplicaState.
@@ -220,6 +224,8 @@ var (
 		4: "REPLICA_STATE_RESIGNING",
 		5: "REPLICA_STATE_IDLE",
 		6: "REPLICA_STATE_OFFLINE",
+		7: "REPLICA_STATE_TRUNCATING",
+		8: "REPLICA_STATE_FETCHING",
 	}
 	ReplicaState_value = map[string]int32{
 		"REPLICA_STATE_UNSPECIFIED": 0,
@@ -229,6 +235,8 @@ var (
 		"REPLICA_STATE_RESIGNING":   4,
 		"REPLICA_STATE_IDLE":        5,
 		"REPLICA_STATE_OFFLINE":     6,
+		"REPLICA_STATE_TRUNCATING":  7,
+		"REPLICA_STATE_FETCHING":    8,
 	}
 )
 
@@ -1906,6 +1914,106 @@ func (x *ExplainPartitionRequest) GetPartition() int32 {
 	return 0
 }
 
+// ReplicaStatus is what a leader knows of a replica of a partition.
+type ReplicaStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The broker.
+	BrokerId int32 `protobuf:"varint,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// Whether its session is live.
+	Online bool `protobuf:"varint,2,opt,name=online,proto3" json:"online,omitempty"`
+	// Its state as it last said; unspecified when it said nothing under the present leadership.
+	State ReplicaState `protobuf:"varint,3,opt,name=state,proto3,enum=braid.broker.v1.ReplicaState" json:"state,omitempty"`
+	// End of its log, exclusive, as it last said.
+	LogEndOffset int64 `protobuf:"varint,4,opt,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`
+	// Committed offsets that it lacked then, seen from the leader's object end now; 0 for the leader.
+	Lag int64 `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	// Age of what it said, in milliseconds; 0 for the leader.
+	AgeMs int64 `protobuf:"varint,6,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// Why it does not get on; empty when it does.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaStatus) Reset() {
+	*x = ReplicaStatus{}
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaStatus) ProtoMessage() {}
+
+func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
+func (*ReplicaStatus) Descriptor() ([]byte, []int) {
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReplicaStatus) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetOnline() bool {
+	if x != nil {
+		return x.Online
+	}
+	return false
+}
+
+func (x *ReplicaStatus) GetState() ReplicaState {
+	if x != nil {
+		return x.State
+	}
+	return ReplicaState_REPLICA_STATE_UNSPECIFIED
+}
+
+func (x *ReplicaStatus) GetLogEndOffset() int64 {
+	if x != nil {
+		return x.LogEndOffset
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetLag() int64 {
+	if x != nil {
+		return x.Lag
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetAgeMs() int64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Finding is one reason why a partition does not move, or a thing worth knowing.
 type Finding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1923,7 +2031,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[21]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2043,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[21]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2056,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{21}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Finding) GetCode() string {
@@ -2011,14 +2119,16 @@ type ExplainPartitionResponse struct {
 	// Producers with state.
 	ProducerCount int32 `protobuf:"varint,14,opt,name=producer_count,json=producerCount,proto3" json:"producer_count,omitempty"`
 	// What was found, most pressing first; never empty.
-	Findings      []*Finding `protobuf:"bytes,15,rep,name=findings,proto3" json:"findings,omitempty"`
+	Findings []*Finding `protobuf:"bytes,15,rep,name=findings,proto3" json:"findings,omitempty"`
+	// The replicas in order of preference, the leader among them; filled in by the leader.
+	Replicas      []*ReplicaStatus `protobuf:"bytes,16,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainPartitionResponse) Reset() {
 	*x = ExplainPartitionResponse{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[22]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +2140,7 @@ func (x *ExplainPartitionResponse) String() string {
 func (*ExplainPartitionResponse) ProtoMessage() {}
 
 func (x *ExplainPartitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[22]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +2153,7 @@ func (x *ExplainPartitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPartitionResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPartitionResponse) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{22}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainPartitionResponse) GetTopicId() string {
@@ -2151,6 +2261,13 @@ func (x *ExplainPartitionResponse) GetFindings() []*Finding {
 	return nil
 }
 
+func (x *ExplainPartitionResponse) GetReplicas() []*ReplicaStatus {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
 // DescribeTopicRequest names a topic.
 type DescribeTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2162,7 +2279,7 @@ type DescribeTopicRequest struct {
 
 func (x *DescribeTopicRequest) Reset() {
 	*x = DescribeTopicRequest{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2291,7 @@ func (x *DescribeTopicRequest) String() string {
 func (*DescribeTopicRequest) ProtoMessage() {}
 
 func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[23]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2304,7 @@ func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
 func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{23}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DescribeTopicRequest) GetTopic() string {
@@ -2216,7 +2333,7 @@ type PartitionLeader struct {
 
 func (x *PartitionLeader) Reset() {
 	*x = PartitionLeader{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2345,7 @@ func (x *PartitionLeader) String() string {
 func (*PartitionLeader) ProtoMessage() {}
 
 func (x *PartitionLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[24]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2358,7 @@ func (x *PartitionLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionLeader.ProtoReflect.Descriptor instead.
 func (*PartitionLeader) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{24}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PartitionLeader) GetPartition() int32 {
@@ -2300,7 +2417,7 @@ type DescribeTopicResponse struct {
 
 func (x *DescribeTopicResponse) Reset() {
 	*x = DescribeTopicResponse{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2429,7 @@ func (x *DescribeTopicResponse) String() string {
 func (*DescribeTopicResponse) ProtoMessage() {}
 
 func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[25]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2442,7 @@ func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
 func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{25}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DescribeTopicResponse) GetTopicId() string {
@@ -2379,7 +2496,7 @@ type DescribeClusterRequest struct {
 
 func (x *DescribeClusterRequest) Reset() {
 	*x = DescribeClusterRequest{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2508,7 @@ func (x *DescribeClusterRequest) String() string {
 func (*DescribeClusterRequest) ProtoMessage() {}
 
 func (x *DescribeClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[26]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2521,7 @@ func (x *DescribeClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeClusterRequest.ProtoReflect.Descriptor instead.
 func (*DescribeClusterRequest) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{26}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{27}
 }
 
 // BrokerAddress says where a broker is.
@@ -2424,7 +2541,7 @@ type BrokerAddress struct {
 
 func (x *BrokerAddress) Reset() {
 	*x = BrokerAddress{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2553,7 @@ func (x *BrokerAddress) String() string {
 func (*BrokerAddress) ProtoMessage() {}
 
 func (x *BrokerAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[27]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2566,7 @@ func (x *BrokerAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerAddress.ProtoReflect.Descriptor instead.
 func (*BrokerAddress) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{27}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BrokerAddress) GetBrokerId() int32 {
@@ -2497,7 +2614,7 @@ type DescribeClusterResponse struct {
 
 func (x *DescribeClusterResponse) Reset() {
 	*x = DescribeClusterResponse{}
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2626,7 @@ func (x *DescribeClusterResponse) String() string {
 func (*DescribeClusterResponse) ProtoMessage() {}
 
 func (x *DescribeClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_broker_v1_log_service_proto_msgTypes[28]
+	mi := &file_braid_broker_v1_log_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2639,7 @@ func (x *DescribeClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeClusterResponse.ProtoReflect.Descriptor instead.
 func (*DescribeClusterResponse) Descriptor() ([]byte, []int) {
-	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{28}
+	return file_braid_broker_v1_log_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DescribeClusterResponse) GetClusterId() string {
@@ -2690,7 +2807,15 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x06levels\x18\x01 \x03(\x0e2\x13.braid.log.v1.LevelR\x06levels\"M\n" +
 	"\x17ExplainPartitionRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\xd4\x01\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\"\xe0\x01\n" +
+	"\rReplicaStatus\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\x05R\bbrokerId\x12\x16\n" +
+	"\x06online\x18\x02 \x01(\bR\x06online\x123\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x1d.braid.broker.v1.ReplicaStateR\x05state\x12$\n" +
+	"\x0elog_end_offset\x18\x04 \x01(\x03R\flogEndOffset\x12\x10\n" +
+	"\x03lag\x18\x05 \x01(\x03R\x03lag\x12\x15\n" +
+	"\x06age_ms\x18\x06 \x01(\x03R\x05ageMs\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xd4\x01\n" +
 	"\aFinding\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\asummary\x18\x02 \x01(\tR\asummary\x12B\n" +
@@ -2698,7 +2823,7 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\bblocking\x18\x04 \x01(\bR\bblocking\x1a;\n" +
 	"\rEvidenceEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb8\x05\n" +
 	"\x18ExplainPartitionResponse\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1b\n" +
 	"\tbroker_id\x18\x02 \x01(\x05R\bbrokerId\x12\x1b\n" +
@@ -2715,7 +2840,8 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x10unuploaded_bytes\x18\f \x01(\x03R\x0funuploadedBytes\x12\x15\n" +
 	"\x06rlm_id\x18\r \x01(\x05R\x05rlmId\x12%\n" +
 	"\x0eproducer_count\x18\x0e \x01(\x05R\rproducerCount\x124\n" +
-	"\bfindings\x18\x0f \x03(\v2\x18.braid.broker.v1.FindingR\bfindings\",\n" +
+	"\bfindings\x18\x0f \x03(\v2\x18.braid.broker.v1.FindingR\bfindings\x12:\n" +
+	"\breplicas\x18\x10 \x03(\v2\x1e.braid.broker.v1.ReplicaStatusR\breplicas\",\n" +
 	"\x14DescribeTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xae\x01\n" +
 	"\x0fPartitionLeader\x12\x1c\n" +
@@ -2760,7 +2886,7 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x14OFFSET_SPEC_EARLIEST\x10\x01\x12\x16\n" +
 	"\x12OFFSET_SPEC_LATEST\x10\x02\x12\x17\n" +
 	"\x13OFFSET_SPEC_LOG_END\x10\x03\x12\x1d\n" +
-	"\x19OFFSET_SPEC_MAX_TIMESTAMP\x10\x04*\xd0\x01\n" +
+	"\x19OFFSET_SPEC_MAX_TIMESTAMP\x10\x04*\x8a\x02\n" +
 	"\fReplicaState\x12\x1d\n" +
 	"\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15REPLICA_STATE_FENCING\x10\x01\x12\x1c\n" +
@@ -2768,7 +2894,9 @@ const file_braid_broker_v1_log_service_proto_rawDesc = "" +
 	"\x14REPLICA_STATE_ACTIVE\x10\x03\x12\x1b\n" +
 	"\x17REPLICA_STATE_RESIGNING\x10\x04\x12\x16\n" +
 	"\x12REPLICA_STATE_IDLE\x10\x05\x12\x19\n" +
-	"\x15REPLICA_STATE_OFFLINE\x10\x062\xda\x06\n" +
+	"\x15REPLICA_STATE_OFFLINE\x10\x06\x12\x1c\n" +
+	"\x18REPLICA_STATE_TRUNCATING\x10\a\x12\x1a\n" +
+	"\x16REPLICA_STATE_FETCHING\x10\b2\xda\x06\n" +
 	"\n" +
 	"LogService\x12I\n" +
 	"\x06Append\x12\x1e.braid.broker.v1.AppendRequest\x1a\x1f.braid.broker.v1.AppendResponse\x12P\n" +
@@ -2795,7 +2923,7 @@ func file_braid_broker_v1_log_service_proto_rawDescGZIP() []byte {
 }
 
 var file_braid_broker_v1_log_service_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_braid_broker_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_braid_broker_v1_log_service_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_braid_broker_v1_log_service_proto_goTypes = []any{
 	(ReadPreference)(0),              // 0: braid.broker.v1.ReadPreference
 	(ReadFormat)(0),                  // 1: braid.broker.v1.ReadFormat
@@ -2822,80 +2950,83 @@ var file_braid_broker_v1_log_service_proto_goTypes = []any{
 	(*AwaitDurabilityRequest)(nil),   // 22: braid.broker.v1.AwaitDurabilityRequest
 	(*AwaitDurabilityResponse)(nil),  // 23: braid.broker.v1.AwaitDurabilityResponse
 	(*ExplainPartitionRequest)(nil),  // 24: braid.broker.v1.ExplainPartitionRequest
-	(*Finding)(nil),                  // 25: braid.broker.v1.Finding
-	(*ExplainPartitionResponse)(nil), // 26: braid.broker.v1.ExplainPartitionResponse
-	(*DescribeTopicRequest)(nil),     // 27: braid.broker.v1.DescribeTopicRequest
-	(*PartitionLeader)(nil),          // 28: braid.broker.v1.PartitionLeader
-	(*DescribeTopicResponse)(nil),    // 29: braid.broker.v1.DescribeTopicResponse
-	(*DescribeClusterRequest)(nil),   // 30: braid.broker.v1.DescribeClusterRequest
-	(*BrokerAddress)(nil),            // 31: braid.broker.v1.BrokerAddress
-	(*DescribeClusterResponse)(nil),  // 32: braid.broker.v1.DescribeClusterResponse
-	nil,                              // 33: braid.broker.v1.Finding.EvidenceEntry
-	(v1.Level)(0),                    // 34: braid.log.v1.Level
-	(*v1.Leadership)(nil),            // 35: braid.log.v1.Leadership
-	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
-	(*v1.LineageEntry)(nil),          // 37: braid.log.v1.LineageEntry
-	(*v1.Fence)(nil),                 // 38: braid.log.v1.Fence
+	(*ReplicaStatus)(nil),            // 25: braid.broker.v1.ReplicaStatus
+	(*Finding)(nil),                  // 26: braid.broker.v1.Finding
+	(*ExplainPartitionResponse)(nil), // 27: braid.broker.v1.ExplainPartitionResponse
+	(*DescribeTopicRequest)(nil),     // 28: braid.broker.v1.DescribeTopicRequest
+	(*PartitionLeader)(nil),          // 29: braid.broker.v1.PartitionLeader
+	(*DescribeTopicResponse)(nil),    // 30: braid.broker.v1.DescribeTopicResponse
+	(*DescribeClusterRequest)(nil),   // 31: braid.broker.v1.DescribeClusterRequest
+	(*BrokerAddress)(nil),            // 32: braid.broker.v1.BrokerAddress
+	(*DescribeClusterResponse)(nil),  // 33: braid.broker.v1.DescribeClusterResponse
+	nil,                              // 34: braid.broker.v1.Finding.EvidenceEntry
+	(v1.Level)(0),                    // 35: braid.log.v1.Level
+	(*v1.Leadership)(nil),            // 36: braid.log.v1.Leadership
+	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
+	(*v1.LineageEntry)(nil),          // 38: braid.log.v1.LineageEntry
+	(*v1.Fence)(nil),                 // 39: braid.log.v1.Fence
 }
 var file_braid_broker_v1_log_service_proto_depIdxs = []int32{
 	5,  // 0: braid.broker.v1.Record.headers:type_name -> braid.broker.v1.Header
 	4,  // 1: braid.broker.v1.AppendRequest.records:type_name -> braid.broker.v1.Record
-	34, // 2: braid.broker.v1.AppendRequest.level:type_name -> braid.log.v1.Level
+	35, // 2: braid.broker.v1.AppendRequest.level:type_name -> braid.log.v1.Level
 	6,  // 3: braid.broker.v1.AppendRequest.producer:type_name -> braid.broker.v1.Producer
-	35, // 4: braid.broker.v1.AppendResponse.leadership:type_name -> braid.log.v1.Leadership
-	34, // 5: braid.broker.v1.AppendResponse.levels:type_name -> braid.log.v1.Level
-	36, // 6: braid.broker.v1.AppendResponse.append_time:type_name -> google.protobuf.Timestamp
-	34, // 7: braid.broker.v1.ProduceRequest.level:type_name -> braid.log.v1.Level
+	36, // 4: braid.broker.v1.AppendResponse.leadership:type_name -> braid.log.v1.Leadership
+	35, // 5: braid.broker.v1.AppendResponse.levels:type_name -> braid.log.v1.Level
+	37, // 6: braid.broker.v1.AppendResponse.append_time:type_name -> google.protobuf.Timestamp
+	35, // 7: braid.broker.v1.ProduceRequest.level:type_name -> braid.log.v1.Level
 	8,  // 8: braid.broker.v1.ProduceResponse.result:type_name -> braid.broker.v1.AppendResponse
-	36, // 9: braid.broker.v1.ReadRequest.time:type_name -> google.protobuf.Timestamp
-	35, // 10: braid.broker.v1.ReadRequest.last_leadership:type_name -> braid.log.v1.Leadership
+	37, // 9: braid.broker.v1.ReadRequest.time:type_name -> google.protobuf.Timestamp
+	36, // 10: braid.broker.v1.ReadRequest.last_leadership:type_name -> braid.log.v1.Leadership
 	0,  // 11: braid.broker.v1.ReadRequest.read_preference:type_name -> braid.broker.v1.ReadPreference
 	1,  // 12: braid.broker.v1.ReadRequest.format:type_name -> braid.broker.v1.ReadFormat
 	15, // 13: braid.broker.v1.ReadResponse.start:type_name -> braid.broker.v1.ReadStart
 	17, // 14: braid.broker.v1.ReadResponse.records:type_name -> braid.broker.v1.ReadRecords
 	18, // 15: braid.broker.v1.ReadResponse.batches:type_name -> braid.broker.v1.ReadBatches
 	19, // 16: braid.broker.v1.ReadResponse.progress:type_name -> braid.broker.v1.ReadProgress
-	35, // 17: braid.broker.v1.ReadRecord.leadership:type_name -> braid.log.v1.Leadership
+	36, // 17: braid.broker.v1.ReadRecord.leadership:type_name -> braid.log.v1.Leadership
 	4,  // 18: braid.broker.v1.ReadRecord.record:type_name -> braid.broker.v1.Record
 	16, // 19: braid.broker.v1.ReadRecords.records:type_name -> braid.broker.v1.ReadRecord
-	37, // 20: braid.broker.v1.ReadBatches.lineage:type_name -> braid.log.v1.LineageEntry
+	38, // 20: braid.broker.v1.ReadBatches.lineage:type_name -> braid.log.v1.LineageEntry
 	2,  // 21: braid.broker.v1.ListOffsetsRequest.at:type_name -> braid.broker.v1.OffsetSpec
-	36, // 22: braid.broker.v1.ListOffsetsRequest.time:type_name -> google.protobuf.Timestamp
-	35, // 23: braid.broker.v1.ListOffsetsResponse.leadership:type_name -> braid.log.v1.Leadership
-	35, // 24: braid.broker.v1.AwaitDurabilityRequest.leadership:type_name -> braid.log.v1.Leadership
-	34, // 25: braid.broker.v1.AwaitDurabilityRequest.level:type_name -> braid.log.v1.Level
-	34, // 26: braid.broker.v1.AwaitDurabilityResponse.levels:type_name -> braid.log.v1.Level
-	33, // 27: braid.broker.v1.Finding.evidence:type_name -> braid.broker.v1.Finding.EvidenceEntry
-	3,  // 28: braid.broker.v1.ExplainPartitionResponse.state:type_name -> braid.broker.v1.ReplicaState
-	38, // 29: braid.broker.v1.ExplainPartitionResponse.fence:type_name -> braid.log.v1.Fence
-	37, // 30: braid.broker.v1.ExplainPartitionResponse.lineage:type_name -> braid.log.v1.LineageEntry
-	25, // 31: braid.broker.v1.ExplainPartitionResponse.findings:type_name -> braid.broker.v1.Finding
-	28, // 32: braid.broker.v1.DescribeTopicResponse.partitions:type_name -> braid.broker.v1.PartitionLeader
-	34, // 33: braid.broker.v1.DescribeTopicResponse.min_ack_level:type_name -> braid.log.v1.Level
-	31, // 34: braid.broker.v1.DescribeClusterResponse.brokers:type_name -> braid.broker.v1.BrokerAddress
-	7,  // 35: braid.broker.v1.LogService.Append:input_type -> braid.broker.v1.AppendRequest
-	9,  // 36: braid.broker.v1.LogService.Produce:input_type -> braid.broker.v1.ProduceRequest
-	11, // 37: braid.broker.v1.LogService.InitProducer:input_type -> braid.broker.v1.InitProducerRequest
-	13, // 38: braid.broker.v1.LogService.Read:input_type -> braid.broker.v1.ReadRequest
-	20, // 39: braid.broker.v1.LogService.ListOffsets:input_type -> braid.broker.v1.ListOffsetsRequest
-	22, // 40: braid.broker.v1.LogService.AwaitDurability:input_type -> braid.broker.v1.AwaitDurabilityRequest
-	24, // 41: braid.broker.v1.LogService.ExplainPartition:input_type -> braid.broker.v1.ExplainPartitionRequest
-	27, // 42: braid.broker.v1.LogService.DescribeTopic:input_type -> braid.broker.v1.DescribeTopicRequest
-	30, // 43: braid.broker.v1.LogService.DescribeCluster:input_type -> braid.broker.v1.DescribeClusterRequest
-	8,  // 44: braid.broker.v1.LogService.Append:output_type -> braid.broker.v1.AppendResponse
-	10, // 45: braid.broker.v1.LogService.Produce:output_type -> braid.broker.v1.ProduceResponse
-	12, // 46: braid.broker.v1.LogService.InitProducer:output_type -> braid.broker.v1.InitProducerResponse
-	14, // 47: braid.broker.v1.LogService.Read:output_type -> braid.broker.v1.ReadResponse
-	21, // 48: braid.broker.v1.LogService.ListOffsets:output_type -> braid.broker.v1.ListOffsetsResponse
-	23, // 49: braid.broker.v1.LogService.AwaitDurability:output_type -> braid.broker.v1.AwaitDurabilityResponse
-	26, // 50: braid.broker.v1.LogService.ExplainPartition:output_type -> braid.broker.v1.ExplainPartitionResponse
-	29, // 51: braid.broker.v1.LogService.DescribeTopic:output_type -> braid.broker.v1.DescribeTopicResponse
-	32, // 52: braid.broker.v1.LogService.DescribeCluster:output_type -> braid.broker.v1.DescribeClusterResponse
-	44, // [44:53] is the sub-list for method output_type
-	35, // [35:44] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	37, // 22: braid.broker.v1.ListOffsetsRequest.time:type_name -> google.protobuf.Timestamp
+	36, // 23: braid.broker.v1.ListOffsetsResponse.leadership:type_name -> braid.log.v1.Leadership
+	36, // 24: braid.broker.v1.AwaitDurabilityRequest.leadership:type_name -> braid.log.v1.Leadership
+	35, // 25: braid.broker.v1.AwaitDurabilityRequest.level:type_name -> braid.log.v1.Level
+	35, // 26: braid.broker.v1.AwaitDurabilityResponse.levels:type_name -> braid.log.v1.Level
+	3,  // 27: braid.broker.v1.ReplicaStatus.state:type_name -> braid.broker.v1.ReplicaState
+	34, // 28: braid.broker.v1.Finding.evidence:type_name -> braid.broker.v1.Finding.EvidenceEntry
+	3,  // 29: braid.broker.v1.ExplainPartitionResponse.state:type_name -> braid.broker.v1.ReplicaState
+	39, // 30: braid.broker.v1.ExplainPartitionResponse.fence:type_name -> braid.log.v1.Fence
+	38, // 31: braid.broker.v1.ExplainPartitionResponse.lineage:type_name -> braid.log.v1.LineageEntry
+	26, // 32: braid.broker.v1.ExplainPartitionResponse.findings:type_name -> braid.broker.v1.Finding
+	25, // 33: braid.broker.v1.ExplainPartitionResponse.replicas:type_name -> braid.broker.v1.ReplicaStatus
+	29, // 34: braid.broker.v1.DescribeTopicResponse.partitions:type_name -> braid.broker.v1.PartitionLeader
+	35, // 35: braid.broker.v1.DescribeTopicResponse.min_ack_level:type_name -> braid.log.v1.Level
+	32, // 36: braid.broker.v1.DescribeClusterResponse.brokers:type_name -> braid.broker.v1.BrokerAddress
+	7,  // 37: braid.broker.v1.LogService.Append:input_type -> braid.broker.v1.AppendRequest
+	9,  // 38: braid.broker.v1.LogService.Produce:input_type -> braid.broker.v1.ProduceRequest
+	11, // 39: braid.broker.v1.LogService.InitProducer:input_type -> braid.broker.v1.InitProducerRequest
+	13, // 40: braid.broker.v1.LogService.Read:input_type -> braid.broker.v1.ReadRequest
+	20, // 41: braid.broker.v1.LogService.ListOffsets:input_type -> braid.broker.v1.ListOffsetsRequest
+	22, // 42: braid.broker.v1.LogService.AwaitDurability:input_type -> braid.broker.v1.AwaitDurabilityRequest
+	24, // 43: braid.broker.v1.LogService.ExplainPartition:input_type -> braid.broker.v1.ExplainPartitionRequest
+	28, // 44: braid.broker.v1.LogService.DescribeTopic:input_type -> braid.broker.v1.DescribeTopicRequest
+	31, // 45: braid.broker.v1.LogService.DescribeCluster:input_type -> braid.broker.v1.DescribeClusterRequest
+	8,  // 46: braid.broker.v1.LogService.Append:output_type -> braid.broker.v1.AppendResponse
+	10, // 47: braid.broker.v1.LogService.Produce:output_type -> braid.broker.v1.ProduceResponse
+	12, // 48: braid.broker.v1.LogService.InitProducer:output_type -> braid.broker.v1.InitProducerResponse
+	14, // 49: braid.broker.v1.LogService.Read:output_type -> braid.broker.v1.ReadResponse
+	21, // 50: braid.broker.v1.LogService.ListOffsets:output_type -> braid.broker.v1.ListOffsetsResponse
+	23, // 51: braid.broker.v1.LogService.AwaitDurability:output_type -> braid.broker.v1.AwaitDurabilityResponse
+	27, // 52: braid.broker.v1.LogService.ExplainPartition:output_type -> braid.broker.v1.ExplainPartitionResponse
+	30, // 53: braid.broker.v1.LogService.DescribeTopic:output_type -> braid.broker.v1.DescribeTopicResponse
+	33, // 54: braid.broker.v1.LogService.DescribeCluster:output_type -> braid.broker.v1.DescribeClusterResponse
+	46, // [46:55] is the sub-list for method output_type
+	37, // [37:46] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_braid_broker_v1_log_service_proto_init() }
@@ -2926,7 +3057,7 @@ func file_braid_broker_v1_log_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_broker_v1_log_service_proto_rawDesc), len(file_braid_broker_v1_log_service_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
