@@ -140,6 +140,11 @@ func TestTheCommandsAgainstACluster(t *testing.T) {
 		fails(t, "UNKNOWN_TOPIC_OR_PARTITION", "", "topic", "describe", "doomed")
 		require.Contains(t, must(t, "", "topic", "set", "quakes", "--config", "max.batch.bytes=512KiB"), "max.batch.bytes")
 		require.NotContains(t, must(t, "", "topic", "set", "quakes", "--unset", "max.batch.bytes"), "max.batch.bytes")
+		var reassigned partitionInfo
+		same := strings.Trim(strings.ReplaceAll(fmt.Sprint(topic.Partitions[1].Replicas), " ", ","), "[]")
+		lastJSON(t, must(t, "", "topic", "reassign", "quakes", "--partition", "1", "--to", same, "--json"), &reassigned)
+		require.Equal(t, topic.Partitions[1].Replicas, reassigned.Replicas)
+		fails(t, "broker_ids", "", "topic", "reassign", "quakes", "--to", "1,9")
 	})
 	t.Run("produce and consume", func(t *testing.T) {
 		var sum produceSummary

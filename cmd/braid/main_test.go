@@ -146,6 +146,7 @@ func TestQuestionsThatAreNotUnderstood(t *testing.T) {
 		{"topic", "say what to do"},
 		{"topic make t", `there is no "make"`},
 		{"topic create", "name the topic"},
+		{"topic reassign t --to 1,x --brokers 127.0.0.1:1", "must be broker ids"},
 		{"topic set t --data-dir " + t.TempDir(), "no cluster was started there"},
 		{"dev --brokers 0", "must be 1 to 100"},
 		{"dev --zones 40", "must be 1 to 26"},

@@ -57,12 +57,13 @@ func topicOf(t *metadatav1.Topic) topicInfo {
 
 func topicCommand() *command {
 	return &command{
-		name: "topic", args: "create|list|describe|set|delete [NAME] [flags]", summary: "create, list, describe, change and delete topics",
+		name: "topic", args: "create|list|describe|set|reassign|delete [NAME] [flags]", summary: "create, list, describe, change and delete topics",
 		help: `
   create NAME [--partitions N] [--replicas N] [--config name=value …]   create a topic and wait for its leaders
   list                                                                  list all topics
   describe NAME                                                         show partitions, leaders and what is in the bucket
   set NAME --config name=value … [--unset name …]                       change settings
+  reassign NAME --partition N --to 3,1,2                                name the brokers that hold a partition, the preferred leader first
   delete NAME                                                           end a topic's life
 
 Settings:
@@ -84,6 +85,7 @@ type topicFlags struct {
 	topic                string
 	partitions, replicas int
 	configs, unset       listFlag
+	reassign             reassignFlags
 	wait                 time.Duration
 	json                 bool
 }
@@ -97,6 +99,7 @@ func runTopic(ctx context.Context, c *console, cmd *command, args []string) erro
 	fs.IntVar(&f.replicas, "replicas", 0, "create: `number` of brokers that may hold each partition; 0 is 3, or all when there are fewer")
 	fs.Var(&f.configs, "config", "create, set: a setting, `name=value`; may be repeated")
 	fs.Var(&f.unset, "unset", "set: `name` of a setting to return to its default; may be repeated")
+	f.reassign.register(fs)
 	fs.DurationVar(&f.wait, "wait", 10*time.Second, "create: how long to wait for the leaders")
 	fs.BoolVar(&f.json, "json", false, "write topics as JSON: {name, topic_id, creation_offset, configs, partitions}")
 	rest, err := cmd.parse(c, fs, args)
@@ -104,14 +107,14 @@ func runTopic(ctx context.Context, c *console, cmd *command, args []string) erro
 		return err
 	}
 	if len(rest) == 0 {
-		return usagef("say what to do: create, list, describe, set or delete")
+		return usagef("say what to do: create, list, describe, set, reassign or delete")
 	}
 	verbs := map[string]func(context.Context, *console, *client.Admin, *topicFlags) error{
-		"create": topicCreate, "list": topicList, "describe": topicDescribe, "set": topicSet, "delete": topicDelete,
+		"create": topicCreate, "list": topicList, "describe": topicDescribe, "set": topicSet, "reassign": topicReassign, "delete": topicDelete,
 	}
 	verb, ok := verbs[rest[0]]
 	if !ok {
-		return usagef("there is no %q: must be create, list, describe, set or delete", rest[0])
+		return usagef("there is no %q: must be create, list, describe, set, reassign or delete", rest[0])
 	}
 	if rest[0] == "list" {
 		err = noArgs(rest[1:])

@@ -171,6 +171,12 @@ type Config struct {
 	LeaseTTL config.Duration
 	// OpenTimeout is how long an elected leader may take to open its epoch.
 	OpenTimeout config.Duration
+	// ReplaceTimeout is how long a partition is left without a live replica before
+	// a live broker is made one.
+	ReplaceTimeout config.Duration
+	// RebalanceDelay is how long a live replica stands before the leader in the
+	// order of preference before the leader is asked to hand over; 0 never asks.
+	RebalanceDelay config.Duration
 
 	// Progress is how often an idle watch gets a progress mark.
 	Progress config.Duration
@@ -204,6 +210,8 @@ func (c *Config) RegisterFlags(prefix string, fs *flag.FlagSet) {
 	config.DurationVar(fs, &c.SessionTimeout, key("session.timeout"), 6*time.Second, "time without a heartbeat after which a broker or remote-log manager is taken for gone")
 	config.DurationVar(fs, &c.LeaseTTL, key("controller.lease-ttl"), 6*time.Second, "time to live of the controller's leadership in etcd, in whole seconds")
 	config.DurationVar(fs, &c.OpenTimeout, key("election.open-timeout"), 10*time.Second, "time for an elected leader to open its epoch, past which another is elected")
+	config.DurationVar(fs, &c.ReplaceTimeout, key("replica.replace.timeout"), 10*time.Minute, "time that a partition may have no live replica, past which a live broker is made one and its leader")
+	config.DurationVar(fs, &c.RebalanceDelay, key("leader.rebalance.delay"), 30*time.Second, "time that a live replica stands before the leader in the order of preference, past which the leader is asked to hand over; 0s = never")
 	config.DurationVar(fs, &c.Progress, key("watch.progress-interval"), time.Second, "how often an idle watch gets a progress mark")
 	config.DurationVar(fs, &c.Stall, key("watch.stall-timeout"), 30*time.Second, "time that a watcher may leave a message untaken, past which its stream ends")
 	fs.IntVar(&c.RingEntries, key("watch.ring-entries"), 1<<16, "newest metadata entries kept in memory for watchers")
@@ -233,6 +241,8 @@ func (c *Config) Validate() error {
 		second("session.timeout", c.SessionTimeout, 200*time.Millisecond),
 		config.Check(c.LeaseTTL.Std() >= time.Second && c.LeaseTTL.Std()%time.Second == 0, "controller.lease-ttl", c.LeaseTTL, "whole seconds, at least 1s"),
 		second("election.open-timeout", c.OpenTimeout, 100*time.Millisecond),
+		second("replica.replace.timeout", c.ReplaceTimeout, 100*time.Millisecond),
+		config.Check(c.RebalanceDelay >= 0, "leader.rebalance.delay", c.RebalanceDelay, "0s or more"),
 		second("watch.progress-interval", c.Progress, 10*time.Millisecond),
 		second("watch.stall-timeout", c.Stall, 100*time.Millisecond),
 		config.Check(c.RingEntries >= 16, "watch.ring-entries", c.RingEntries, "at least 16"),

@@ -124,6 +124,7 @@ func Build(ctx context.Context, cfg Config, deps Deps) (_ *Server, err error) {
 	s.controller = controller.New(controller.Config{
 		MetadataID: int32(cfg.ID), Address: s.address, LeaseTTL: cfg.LeaseTTL.Std(),
 		SessionTimeout: cfg.SessionTimeout.Std(), OpenTimeout: cfg.OpenTimeout.Std(),
+		ReplaceTimeout: cfg.ReplaceTimeout.Std(), RebalanceDelay: cfg.RebalanceDelay.Std(),
 		Space: controller.SpaceConfig{
 			QuotaBytes: int64(cfg.Etcd.Quota.Bytes), Interval: cfg.Etcd.Quota.Interval.Std(),
 			Data: cfg.Etcd.Quota.DataPercent, Topic: cfg.Etcd.Quota.TopicPercent, Vital: cfg.Etcd.Quota.VitalPercent,

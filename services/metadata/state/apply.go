@@ -43,6 +43,7 @@ func (s *State) apply(e *metadatav1.Entry) error {
 		return s.bad(-1, "no events")
 	}
 	var commit openCommit
+	changed := false // replicas of a partition
 	for i, event := range e.GetEvents() {
 		if event.GetKind() == nil {
 			return &UnknownEventError{Offset: s.end, Index: i, FeatureLevel: e.GetFeatureLevel()}
@@ -61,6 +62,12 @@ func (s *State) apply(e *metadatav1.Entry) error {
 				return unknown
 			}
 			return s.bad(i, err.Error())
+		}
+		changed = changed || event.GetReplicasChanged() != nil
+	}
+	if changed {
+		if err := s.checkLeaders(e.GetEvents()); err != nil {
+			return s.bad(len(e.GetEvents())-1, err.Error())
 		}
 	}
 	if commit.active && !commit.complete() {
@@ -122,6 +129,8 @@ func (s *State) applyEvent(e *metadatav1.Entry, event *metadatav1.Event, commit 
 		return s.applyTopicDeleted(kind.TopicDeleted)
 	case *metadatav1.Event_PartitionFenced:
 		return s.applyPartitionFenced(kind.PartitionFenced)
+	case *metadatav1.Event_ReplicasChanged:
+		return s.applyReplicasChanged(kind.ReplicasChanged)
 	case *metadatav1.Event_EpochOpened:
 		return s.applyEpochOpened(kind.EpochOpened)
 	case *metadatav1.Event_CombinedSegmentCommitted:

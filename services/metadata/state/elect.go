@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -22,6 +21,7 @@ const (
 func internReason(reason string) string {
 	for _, known := range [...]string{
 		ReasonCreated, ReasonLeaderOffline, ReasonLeaderRegistered, ReasonOpenTimeout, ReasonNoLeader, ReasonOperator,
+		ReasonReplicasChanged, ReasonReplicasReplaced,
 	} {
 		if reason == known {
 			return known
@@ -142,14 +142,11 @@ func (s *State) DecideElections(elections ...Election) ([]*metadatav1.Event, err
 			return nil, &TransitionError{Subject: fmt.Sprintf("broker %d", e.LeaderID),
 				Reason: fmt.Sprintf("is not a live replica of %v (replicas %v)", p, p.replicas)}
 		}
-		last := max(p.leaderEpoch, lastEpoch(p.lineage))
-		if last == math.MaxInt32 {
-			return nil, &ExhaustedError{What: fmt.Sprintf("leader epochs of %v", p)}
+		fence, err := s.fenceEvent(p, b, e.Reason)
+		if err != nil {
+			return nil, err
 		}
-		events = append(events, fencedEvent(&metadatav1.PartitionFenced{
-			TopicCreationOffset: e.Partition.TopicCreationOffset, Partition: p.index,
-			LeaderEpoch: last + 1, LeaderId: b.id, BrokerEpoch: b.epoch, StartRule: p.startRule(), Reason: e.Reason,
-		}))
+		events = append(events, fence)
 	}
 	return events, nil
 }

@@ -46,6 +46,7 @@ func goldenLog(t *testing.T) *machine {
 	m.do(m.s.DecideDeleteTopic(&metadatav1.DeleteTopicRequest{Name: "gone"}))
 	m.do(m.s.DecideControllerElected(2, "meta-2:7000"))
 	m.registerBroker(1)
+	m.do(m.s.DecideReassign(&metadatav1.ReassignPartitionRequest{Topic: "quakes", Partition: 1, BrokerIds: []int32{3, 1}}))
 	return m
 }
 
@@ -80,7 +81,7 @@ func TestGoldenLog(t *testing.T) {
 	assert.Equal(t, clusterID, s.ClusterID())
 	assert.Equal(t, incarnation, s.Incarnation())
 	epoch, id, _ := s.Controller()
-	assert.Equal(t, s.EndOffset()-2, epoch)
+	assert.Equal(t, s.EndOffset()-3, epoch)
 	assert.Equal(t, int32(2), id)
 	assert.Equal(t, 1, s.TopicCount())
 	topic, ok := s.TopicByID(topicID)
@@ -93,6 +94,8 @@ func TestGoldenLog(t *testing.T) {
 	assert.Equal(t, int32(3), p.GetLeaderId())
 	assert.True(t, p.GetOpened())
 	assert.Equal(t, int64(0), topic.GetPartitions()[1].GetObjectEndOffset())
+	assert.Equal(t, []int32{3, 1}, topic.GetPartitions()[1].GetReplicaIds())
+	assert.Equal(t, state.ReasonReplicasChanged, topic.GetPartitions()[1].GetFenceReason())
 	ranges, _ := s.Ranges(state.PartitionID{TopicCreationOffset: topic.GetCreationOffset()}, 0, 10)
 	require.Len(t, ranges, 3)
 	assert.True(t, ranges[1].GetProducersComplete())

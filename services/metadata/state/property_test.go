@@ -87,7 +87,7 @@ func TestRandomCommands(t *testing.T) {
 	for _, outcome := range []outcome{accepted, fenced, gap, already, mismatch, unknown, notJudged} {
 		require.Positive(t, stats[outcome.String()], "%v never happened", outcome)
 	}
-	for _, kind := range []string{"repeat", "opened", "open refused", "elected", "deleted", "expired"} {
+	for _, kind := range []string{"repeat", "opened", "open refused", "elected", "deleted", "expired", "reassigned", "replaced"} {
 		require.Positive(t, stats[kind], "%s never happened", kind)
 	}
 }
@@ -179,8 +179,10 @@ func (w *random) step() {
 		if err == nil {
 			w.write(events)
 		}
-	case n < 28:
+	case n < 26:
 		w.electSome()
+	case n < 29:
+		w.place()
 	case n < 52:
 		for range min(len(w.plain), 4) {
 			w.open(w.plain[w.r.IntN(len(w.plain))])

@@ -65,32 +65,13 @@ func (s *State) DecideCreateTopic(r *metadatav1.CreateTopicRequest, topicID stri
 	return events, nil
 }
 
-// assign spreads replicas: first places evenly over the live brokers, the
-// others over zones first, then so that the partitions led by one broker have
-// many different second choices, then evenly. It depends on the state alone.
+// assign spreads replicas: first places evenly over the live brokers, the new
+// topic's among themselves before those of all topics together (after failovers
+// one broker may lead little, and must not get a whole topic for it); the others
+// over zones first, then so that the partitions led by one broker have many
+// different second choices, then evenly. It depends on the state alone.
 func (s *State) assign(partitions, factor int) []*metadatav1.ReplicaAssignment {
-	type load struct {
-		*broker
-		first, any int
-		behind     map[int32]int // how often it is second behind each broker, in this topic
-	}
-	loads := make([]*load, 0, len(s.brokers))
-	byID := map[int32]*load{}
-	for _, id := range slices.Sorted(maps.Keys(s.brokers)) {
-		l := &load{broker: s.brokers[id], behind: map[int32]int{}}
-		loads, byID[id] = append(loads, l), l
-	}
-	for _, t := range s.sorted {
-		for i := range t.partitions {
-			p := &t.partitions[i]
-			if l := byID[p.leaderID]; l != nil {
-				l.first++
-			}
-			for _, id := range p.replicas {
-				byID[id].any++
-			}
-		}
-	}
+	loads := s.loads()
 	offline := func(l *load) int {
 		if l.online {
 			return 0
@@ -113,13 +94,14 @@ func (s *State) assign(partitions, factor int) []*metadatav1.ReplicaAssignment {
 					return c
 				}
 				if len(ids) == 0 {
-					return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.any, b.any), cmp.Compare(a.id, b.id))
+					return cmp.Or(cmp.Compare(a.led[s.end], b.led[s.end]), cmp.Compare(a.first, b.first),
+						cmp.Compare(a.any, b.any), cmp.Compare(a.id, b.id))
 				}
 				return cmp.Or(cmp.Compare(zones[a.zone], zones[b.zone]),
 					cmp.Compare(a.behind[ids[0]], b.behind[ids[0]]), cmp.Compare(a.any, b.any), cmp.Compare(a.id, b.id))
 			})
 			if len(ids) == 0 {
-				best.first++
+				best.lead(s.end)
 			} else if len(ids) == 1 {
 				best.behind[ids[0]]++
 			}

@@ -167,9 +167,11 @@ func (s *Server) BrokerSession(stream grpc.BidiStreamingServer[metadatav1.Broker
 			}, nil
 		},
 		func(r *metadatav1.BrokerSessionRequest, epoch, end int64) error {
-			return stream.Send(&metadatav1.BrokerSessionResponse{
-				Heartbeat: r.GetHeartbeat(), ControllerEpoch: epoch, MetadataEndOffset: end,
-			})
+			resp := &metadatav1.BrokerSessionResponse{Heartbeat: r.GetHeartbeat(), ControllerEpoch: epoch, MetadataEndOffset: end}
+			if !r.GetStopping() {
+				resp.Handovers = s.deps.Controller.Handovers(r.GetBrokerId())
+			}
+			return stream.Send(resp)
 		})
 }
 

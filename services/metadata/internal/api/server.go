@@ -34,6 +34,7 @@ type Controller interface {
 	Heartbeat(m controller.Member) (epoch int64, err error)
 	Leading() (epoch int64, ok bool)
 	Trouble() error
+	Handovers(brokerID int32) []*metadatav1.Handover
 }
 
 // Snapshots is what the handlers need of this replica's snapshots.

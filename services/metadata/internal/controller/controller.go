@@ -37,7 +37,7 @@ var (
 // QueueLength is how many commands may wait to be decided.
 const QueueLength = 4096
 
-// Config is the controller's data. All fields are required.
+// Config is the controller's data. All fields but RebalanceDelay are required.
 type Config struct {
 	// MetadataID of this replica, from 1.
 	MetadataID int32
@@ -49,6 +49,12 @@ type Config struct {
 	SessionTimeout time.Duration
 	// OpenTimeout is how long an elected leader may take to open its epoch.
 	OpenTimeout time.Duration
+	// ReplaceTimeout is how long a partition is left without a live replica
+	// before a live broker is made one.
+	ReplaceTimeout time.Duration
+	// RebalanceDelay is how long a live replica stands before the leader in the
+	// order of preference before the leader is asked to hand over; 0 never asks.
+	RebalanceDelay time.Duration
 	// Space says which commands stop as etcd fills.
 	Space SpaceConfig
 }
@@ -288,4 +294,14 @@ func (c *Controller) Heartbeat(m Member) (epoch int64, err error) {
 		return 0, ErrNotController
 	}
 	return t.epoch, t.heartbeat(m)
+}
+
+// Handovers are the leaderships that a broker is asked to hand over now, at most
+// [MaxHandovers]; none while this replica does not lead. While there are more
+// the calls go round.
+func (c *Controller) Handovers(brokerID int32) (out []*metadatav1.Handover) {
+	if t := c.current(); t != nil {
+		c.deps.Hub.Read(func(st *state.State) { out = t.wishes.of(st, brokerID, c.now()) })
+	}
+	return out
 }

@@ -28,7 +28,10 @@
 // whose lease was unconfirmed for a while: an etcd hiccup is nobody's death
 // (design review F19, H14). What expires becomes an entry; which leaders are to
 // be elected is the state's decision, asked whenever an event or the clock may
-// have changed its answer.
+// have changed its answer. Partitions that have had no live replica for long get
+// a live broker as one more, in portions; leaders before which a live replica
+// has stood for long are asked, in the answers to their heartbeats, to hand over
+// to it, and nothing is forced.
 //
 // # Space
 //

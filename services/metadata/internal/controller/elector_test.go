@@ -21,7 +21,7 @@ type script struct {
 }
 
 func newScript(t *testing.T) *script {
-	s := &script{t: t, st: state.New(), e: newElector(6*time.Second, 10*time.Second)}
+	s := &script{t: t, st: state.New(), e: newElector(6*time.Second, 10*time.Second, 10*time.Minute)}
 	boot, err := s.st.DecideBootstrap(ours.ClusterID, ours.Incarnation)
 	require.NoError(t, err)
 	elected, err := s.st.DecideControllerElected(1, "h:1")
@@ -169,7 +169,7 @@ func TestElector(t *testing.T) {
 		s.open(id)
 		s.offline(1)
 		s.quiet(0, 6*time.Second)
-		s.e = newElector(6*time.Second, 10*time.Second)
+		s.e = newElector(6*time.Second, 10*time.Second, 10*time.Minute)
 		s.quiet(5, 6*time.Second)
 		s.elects(11, 2, state.ReasonLeaderOffline)
 	})

@@ -75,6 +75,12 @@ func (m *Metrics) committed(ctx context.Context, entries, bytes int, d time.Dura
 	m.latency.Record(ctx, d.Seconds())
 }
 
+func (m *Metrics) replaced(n int) {
+	if m != nil {
+		m.elections.Add(context.Background(), int64(n), metric.WithAttributes(attrReason.String(state.ReasonReplicasReplaced)))
+	}
+}
+
 func (m *Metrics) elected(elections []state.Election) {
 	if m == nil {
 		return

@@ -47,6 +47,8 @@ type term struct {
 	elect   bool // an event may have changed the elector's answer
 	held    *command
 
+	wishes *wishes // has its own lock
+
 	space *space
 	// full is true while etcd is too full for elections: the term then waits
 	// instead of trying.
@@ -76,8 +78,9 @@ func (c *Controller) begin(ctx context.Context, l *lease, guard metalog.Guard) (
 	head := c.deps.Hub.Clone()
 	t := &term{
 		c: c, lease: l, guard: guard, epoch: head.EndOffset(), head: head,
-		elector: newElector(c.cfg.SessionTimeout, c.cfg.OpenTimeout), elect: true,
-		queue: make(chan *command, QueueLength), aborted: make(chan struct{}),
+		elector: newElector(c.cfg.SessionTimeout, c.cfg.OpenTimeout, c.cfg.ReplaceTimeout), elect: true,
+		wishes: newWishes(c.cfg.RebalanceDelay),
+		queue:  make(chan *command, QueueLength), aborted: make(chan struct{}),
 		sessions: newSessions(c.cfg.SessionTimeout), space: newSpace(c.cfg.Space, c.deps.Metrics),
 	}
 	var events []*metadatav1.Event
@@ -380,7 +383,37 @@ func (t *term) housekeeping(g *group) (full bool, err error) {
 			}
 			t.c.deps.Metrics.elected(elections)
 		}
+		return t.replace(g, now)
 	}
+	return false, nil
+}
+
+// replace gives new replicas to partitions that have lost all theirs.
+func (t *term) replace(g *group, now time.Duration) (full bool, err error) {
+	replacements, wait := t.elector.replace(t.head, now)
+	if wait > 0 && (t.electAt == 0 || now+wait < t.electAt) {
+		t.electAt = now + wait
+	}
+	if len(replacements) == 0 {
+		return false, nil
+	}
+	events, err := t.head.DecideReplacements(replacements...)
+	if err == nil {
+		err = t.stage(g, events, nil)
+	}
+	t.elect = true
+	if errors.Is(err, errGroupFull) {
+		t.elector.replaceAt = now // they are still due
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("replace replicas: %w", err)
+	}
+	for _, r := range replacements {
+		t.c.log.Warn("all replicas of a partition are gone, another broker takes it",
+			"topic_creation_offset", r.Partition.TopicCreationOffset, "partition", r.Partition.Partition, "broker", r.BrokerID)
+	}
+	t.c.deps.Metrics.replaced(len(replacements))
 	return false, nil
 }
 

@@ -487,8 +487,11 @@ type BrokerSessionResponse struct {
 	ControllerEpoch int64 `protobuf:"varint,2,opt,name=controller_epoch,json=controllerEpoch,proto3" json:"controller_epoch,omitempty"`
 	// End of the metadata log, exclusive.
 	MetadataEndOffset int64 `protobuf:"varint,3,opt,name=metadata_end_offset,json=metadataEndOffset,proto3" json:"metadata_end_offset,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Partitions that this broker leads and is asked to hand over, at most 64 per answer; while there are more the answers
+	// go round.
+	Handovers     []*Handover `protobuf:"bytes,4,rep,name=handovers,proto3" json:"handovers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrokerSessionResponse) Reset() {
@@ -542,6 +545,83 @@ func (x *BrokerSessionResponse) GetMetadataEndOffset() int64 {
 	return 0
 }
 
+func (x *BrokerSessionResponse) GetHandovers() []*Handover {
+	if x != nil {
+		return x.Handovers
+	}
+	return nil
+}
+
+// Handover asks the leader of a partition to hand it over to a replica that stands before it in the order of preference
+// and has been back for a while. It is a wish: nothing is forced, and the leader says when. It may drain first (take no
+// more appends, wait until all it acked is committed) and then calls ElectLeader with the target and this leader epoch
+// as the expected one. The wish is repeated with every heartbeat while it holds: the leader epoch is current and open,
+// the target is live and no other live replica stands before it. So it is to be taken for idempotent, and a leader that
+// does nothing, or a repeat that crosses the election, harms nothing. A wish whose leader epoch is not the leader's own
+// is void.
+type Handover struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition *v1.TopicIdPartition `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The broker that is preferred.
+	BrokerId int32 `protobuf:"varint,2,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// The leader epoch of the one asked.
+	LeaderEpoch   int32 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Handover) Reset() {
+	*x = Handover{}
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Handover) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Handover) ProtoMessage() {}
+
+func (x *Handover) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Handover.ProtoReflect.Descriptor instead.
+func (*Handover) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Handover) GetPartition() *v1.TopicIdPartition {
+	if x != nil {
+		return x.Partition
+	}
+	return nil
+}
+
+func (x *Handover) GetBrokerId() int32 {
+	if x != nil {
+		return x.BrokerId
+	}
+	return 0
+}
+
+func (x *Handover) GetLeaderEpoch() int32 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
 // RegisterRemoteLogManagerRequest introduces a remote-log manager.
 type RegisterRemoteLogManagerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -559,7 +639,7 @@ type RegisterRemoteLogManagerRequest struct {
 
 func (x *RegisterRemoteLogManagerRequest) Reset() {
 	*x = RegisterRemoteLogManagerRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[6]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +651,7 @@ func (x *RegisterRemoteLogManagerRequest) String() string {
 func (*RegisterRemoteLogManagerRequest) ProtoMessage() {}
 
 func (x *RegisterRemoteLogManagerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[6]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +664,7 @@ func (x *RegisterRemoteLogManagerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRemoteLogManagerRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRemoteLogManagerRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RegisterRemoteLogManagerRequest) GetRlmId() int32 {
@@ -636,7 +716,7 @@ type RegisterRemoteLogManagerResponse struct {
 
 func (x *RegisterRemoteLogManagerResponse) Reset() {
 	*x = RegisterRemoteLogManagerResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[7]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +728,7 @@ func (x *RegisterRemoteLogManagerResponse) String() string {
 func (*RegisterRemoteLogManagerResponse) ProtoMessage() {}
 
 func (x *RegisterRemoteLogManagerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[7]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +741,7 @@ func (x *RegisterRemoteLogManagerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRemoteLogManagerResponse.ProtoReflect.Descriptor instead.
 func (*RegisterRemoteLogManagerResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RegisterRemoteLogManagerResponse) GetRlmEpoch() int64 {
@@ -723,7 +803,7 @@ type RemoteLogManagerSessionRequest struct {
 
 func (x *RemoteLogManagerSessionRequest) Reset() {
 	*x = RemoteLogManagerSessionRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[8]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +815,7 @@ func (x *RemoteLogManagerSessionRequest) String() string {
 func (*RemoteLogManagerSessionRequest) ProtoMessage() {}
 
 func (x *RemoteLogManagerSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[8]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +828,7 @@ func (x *RemoteLogManagerSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteLogManagerSessionRequest.ProtoReflect.Descriptor instead.
 func (*RemoteLogManagerSessionRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoteLogManagerSessionRequest) GetRlmId() int32 {
@@ -794,7 +874,7 @@ type RemoteLogManagerSessionResponse struct {
 
 func (x *RemoteLogManagerSessionResponse) Reset() {
 	*x = RemoteLogManagerSessionResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[9]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +886,7 @@ func (x *RemoteLogManagerSessionResponse) String() string {
 func (*RemoteLogManagerSessionResponse) ProtoMessage() {}
 
 func (x *RemoteLogManagerSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[9]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +899,7 @@ func (x *RemoteLogManagerSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteLogManagerSessionResponse.ProtoReflect.Descriptor instead.
 func (*RemoteLogManagerSessionResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemoteLogManagerSessionResponse) GetHeartbeat() int64 {
@@ -856,7 +936,7 @@ type CloseRemoteLogManagerRequest struct {
 
 func (x *CloseRemoteLogManagerRequest) Reset() {
 	*x = CloseRemoteLogManagerRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[10]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +948,7 @@ func (x *CloseRemoteLogManagerRequest) String() string {
 func (*CloseRemoteLogManagerRequest) ProtoMessage() {}
 
 func (x *CloseRemoteLogManagerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[10]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +961,7 @@ func (x *CloseRemoteLogManagerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRemoteLogManagerRequest.ProtoReflect.Descriptor instead.
 func (*CloseRemoteLogManagerRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CloseRemoteLogManagerRequest) GetRlmId() int32 {
@@ -909,7 +989,7 @@ type CloseRemoteLogManagerResponse struct {
 
 func (x *CloseRemoteLogManagerResponse) Reset() {
 	*x = CloseRemoteLogManagerResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[11]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1001,7 @@ func (x *CloseRemoteLogManagerResponse) String() string {
 func (*CloseRemoteLogManagerResponse) ProtoMessage() {}
 
 func (x *CloseRemoteLogManagerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[11]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1014,7 @@ func (x *CloseRemoteLogManagerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRemoteLogManagerResponse.ProtoReflect.Descriptor instead.
 func (*CloseRemoteLogManagerResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CloseRemoteLogManagerResponse) GetMetadataOffset() int64 {
@@ -953,7 +1033,7 @@ type GetClusterRequest struct {
 
 func (x *GetClusterRequest) Reset() {
 	*x = GetClusterRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[12]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1045,7 @@ func (x *GetClusterRequest) String() string {
 func (*GetClusterRequest) ProtoMessage() {}
 
 func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[12]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1058,7 @@ func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 // GetClusterResponse describes the cluster.
@@ -1012,7 +1092,7 @@ type GetClusterResponse struct {
 
 func (x *GetClusterResponse) Reset() {
 	*x = GetClusterResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[13]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1104,7 @@ func (x *GetClusterResponse) String() string {
 func (*GetClusterResponse) ProtoMessage() {}
 
 func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[13]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1117,7 @@ func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetClusterResponse) GetClusterId() string {
@@ -1134,7 +1214,7 @@ type ElectLeaderRequest struct {
 
 func (x *ElectLeaderRequest) Reset() {
 	*x = ElectLeaderRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[14]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1226,7 @@ func (x *ElectLeaderRequest) String() string {
 func (*ElectLeaderRequest) ProtoMessage() {}
 
 func (x *ElectLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[14]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1239,7 @@ func (x *ElectLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectLeaderRequest.ProtoReflect.Descriptor instead.
 func (*ElectLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ElectLeaderRequest) GetTopic() string {
@@ -1203,7 +1283,7 @@ type ElectLeaderResponse struct {
 
 func (x *ElectLeaderResponse) Reset() {
 	*x = ElectLeaderResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[15]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1295,7 @@ func (x *ElectLeaderResponse) String() string {
 func (*ElectLeaderResponse) ProtoMessage() {}
 
 func (x *ElectLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[15]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1308,7 @@ func (x *ElectLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ElectLeaderResponse.ProtoReflect.Descriptor instead.
 func (*ElectLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ElectLeaderResponse) GetPartition() *Partition {
@@ -1239,6 +1319,135 @@ func (x *ElectLeaderResponse) GetPartition() *Partition {
 }
 
 func (x *ElectLeaderResponse) GetMetadataOffset() int64 {
+	if x != nil {
+		return x.MetadataOffset
+	}
+	return 0
+}
+
+// ReassignPartitionRequest names the brokers that shall hold a partition.
+type ReassignPartitionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Topic by name.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Partition index.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Broker ids in order of preference: registered ones, each once, 1 or more. Where the present leader is not among them
+	// at least one has to be live: the new leader is the first live one that is a replica already, else the first live one.
+	BrokerIds []int32 `protobuf:"varint,3,rep,packed,name=broker_ids,json=brokerIds,proto3" json:"broker_ids,omitempty"`
+	// When above 0 the change happens only if this is the current leader epoch.
+	ExpectedLeaderEpoch int32 `protobuf:"varint,4,opt,name=expected_leader_epoch,json=expectedLeaderEpoch,proto3" json:"expected_leader_epoch,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *ReassignPartitionRequest) Reset() {
+	*x = ReassignPartitionRequest{}
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignPartitionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignPartitionRequest) ProtoMessage() {}
+
+func (x *ReassignPartitionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignPartitionRequest.ProtoReflect.Descriptor instead.
+func (*ReassignPartitionRequest) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ReassignPartitionRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ReassignPartitionRequest) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ReassignPartitionRequest) GetBrokerIds() []int32 {
+	if x != nil {
+		return x.BrokerIds
+	}
+	return nil
+}
+
+func (x *ReassignPartitionRequest) GetExpectedLeaderEpoch() int32 {
+	if x != nil {
+		return x.ExpectedLeaderEpoch
+	}
+	return 0
+}
+
+// ReassignPartitionResponse says what holds now.
+type ReassignPartitionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition after the change; not opened yet where the leader changed.
+	Partition *Partition `protobuf:"bytes,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Metadata offset of the entry; where nothing was to be changed, of an entry at or behind the one that made it so.
+	MetadataOffset int64 `protobuf:"varint,2,opt,name=metadata_offset,json=metadataOffset,proto3" json:"metadata_offset,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ReassignPartitionResponse) Reset() {
+	*x = ReassignPartitionResponse{}
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReassignPartitionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReassignPartitionResponse) ProtoMessage() {}
+
+func (x *ReassignPartitionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReassignPartitionResponse.ProtoReflect.Descriptor instead.
+func (*ReassignPartitionResponse) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ReassignPartitionResponse) GetPartition() *Partition {
+	if x != nil {
+		return x.Partition
+	}
+	return nil
+}
+
+func (x *ReassignPartitionResponse) GetMetadataOffset() int64 {
 	if x != nil {
 		return x.MetadataOffset
 	}
@@ -1266,7 +1475,7 @@ type OpenEpochRequest struct {
 
 func (x *OpenEpochRequest) Reset() {
 	*x = OpenEpochRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[16]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1487,7 @@ func (x *OpenEpochRequest) String() string {
 func (*OpenEpochRequest) ProtoMessage() {}
 
 func (x *OpenEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[16]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1500,7 @@ func (x *OpenEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenEpochRequest.ProtoReflect.Descriptor instead.
 func (*OpenEpochRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OpenEpochRequest) GetPartition() *v1.TopicIdPartition {
@@ -1349,7 +1558,7 @@ type OpenEpochResponse struct {
 
 func (x *OpenEpochResponse) Reset() {
 	*x = OpenEpochResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[17]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1570,7 @@ func (x *OpenEpochResponse) String() string {
 func (*OpenEpochResponse) ProtoMessage() {}
 
 func (x *OpenEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[17]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1583,7 @@ func (x *OpenEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenEpochResponse.ProtoReflect.Descriptor instead.
 func (*OpenEpochResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OpenEpochResponse) GetPartition() *Partition {
@@ -1406,7 +1615,7 @@ type AllocateProducerIdsRequest struct {
 
 func (x *AllocateProducerIdsRequest) Reset() {
 	*x = AllocateProducerIdsRequest{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[18]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1627,7 @@ func (x *AllocateProducerIdsRequest) String() string {
 func (*AllocateProducerIdsRequest) ProtoMessage() {}
 
 func (x *AllocateProducerIdsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[18]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1640,7 @@ func (x *AllocateProducerIdsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateProducerIdsRequest.ProtoReflect.Descriptor instead.
 func (*AllocateProducerIdsRequest) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AllocateProducerIdsRequest) GetBrokerId() int32 {
@@ -1468,7 +1677,7 @@ type AllocateProducerIdsResponse struct {
 
 func (x *AllocateProducerIdsResponse) Reset() {
 	*x = AllocateProducerIdsResponse{}
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[19]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1689,7 @@ func (x *AllocateProducerIdsResponse) String() string {
 func (*AllocateProducerIdsResponse) ProtoMessage() {}
 
 func (x *AllocateProducerIdsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[19]
+	mi := &file_braid_metadata_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1702,7 @@ func (x *AllocateProducerIdsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateProducerIdsResponse.ProtoReflect.Descriptor instead.
 func (*AllocateProducerIdsResponse) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_braid_metadata_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AllocateProducerIdsResponse) GetFirstProducerId() int64 {
@@ -1552,11 +1761,16 @@ const file_braid_metadata_v1_cluster_proto_rawDesc = "" +
 	"\fbroker_epoch\x18\x02 \x01(\x03R\vbrokerEpoch\x12\x1c\n" +
 	"\theartbeat\x18\x03 \x01(\x03R\theartbeat\x126\n" +
 	"\x17applied_metadata_offset\x18\x04 \x01(\x03R\x15appliedMetadataOffset\x12\x1a\n" +
-	"\bstopping\x18\x05 \x01(\bR\bstopping\"\x90\x01\n" +
+	"\bstopping\x18\x05 \x01(\bR\bstopping\"\xcb\x01\n" +
 	"\x15BrokerSessionResponse\x12\x1c\n" +
 	"\theartbeat\x18\x01 \x01(\x03R\theartbeat\x12)\n" +
 	"\x10controller_epoch\x18\x02 \x01(\x03R\x0fcontrollerEpoch\x12.\n" +
-	"\x13metadata_end_offset\x18\x03 \x01(\x03R\x11metadataEndOffset\"\x85\x01\n" +
+	"\x13metadata_end_offset\x18\x03 \x01(\x03R\x11metadataEndOffset\x129\n" +
+	"\thandovers\x18\x04 \x03(\v2\x1b.braid.metadata.v1.HandoverR\thandovers\"\x88\x01\n" +
+	"\bHandover\x12<\n" +
+	"\tpartition\x18\x01 \x01(\v2\x1e.braid.log.v1.TopicIdPartitionR\tpartition\x12\x1b\n" +
+	"\tbroker_id\x18\x02 \x01(\x05R\bbrokerId\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x05R\vleaderEpoch\"\x85\x01\n" +
 	"\x1fRegisterRemoteLogManagerRequest\x12\x15\n" +
 	"\x06rlm_id\x18\x01 \x01(\x05R\x05rlmId\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -1609,6 +1823,15 @@ const file_braid_metadata_v1_cluster_proto_rawDesc = "" +
 	"\x15expected_leader_epoch\x18\x04 \x01(\x05R\x13expectedLeaderEpoch\"z\n" +
 	"\x13ElectLeaderResponse\x12:\n" +
 	"\tpartition\x18\x01 \x01(\v2\x1c.braid.metadata.v1.PartitionR\tpartition\x12'\n" +
+	"\x0fmetadata_offset\x18\x02 \x01(\x03R\x0emetadataOffset\"\xa1\x01\n" +
+	"\x18ReassignPartitionRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x1d\n" +
+	"\n" +
+	"broker_ids\x18\x03 \x03(\x05R\tbrokerIds\x122\n" +
+	"\x15expected_leader_epoch\x18\x04 \x01(\x05R\x13expectedLeaderEpoch\"\x80\x01\n" +
+	"\x19ReassignPartitionResponse\x12:\n" +
+	"\tpartition\x18\x01 \x01(\v2\x1c.braid.metadata.v1.PartitionR\tpartition\x12'\n" +
 	"\x0fmetadata_offset\x18\x02 \x01(\x03R\x0emetadataOffset\"\xb3\x02\n" +
 	"\x10OpenEpochRequest\x12<\n" +
 	"\tpartition\x18\x01 \x01(\v2\x1e.braid.log.v1.TopicIdPartitionR\tpartition\x12)\n" +
@@ -1626,7 +1849,7 @@ const file_braid_metadata_v1_cluster_proto_rawDesc = "" +
 	"\x05count\x18\x03 \x01(\x05R\x05count\"_\n" +
 	"\x1bAllocateProducerIdsResponse\x12*\n" +
 	"\x11first_producer_id\x18\x01 \x01(\x03R\x0ffirstProducerId\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x05R\x05count2\xfe\a\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count2\xf3\b\n" +
 	"\x0eClusterService\x12e\n" +
 	"\x0eRegisterBroker\x12(.braid.metadata.v1.RegisterBrokerRequest\x1a).braid.metadata.v1.RegisterBrokerResponse\x12f\n" +
 	"\rBrokerSession\x12'.braid.metadata.v1.BrokerSessionRequest\x1a(.braid.metadata.v1.BrokerSessionResponse(\x010\x01\x12\x83\x01\n" +
@@ -1635,7 +1858,8 @@ const file_braid_metadata_v1_cluster_proto_rawDesc = "" +
 	"\x15CloseRemoteLogManager\x12/.braid.metadata.v1.CloseRemoteLogManagerRequest\x1a0.braid.metadata.v1.CloseRemoteLogManagerResponse\"\x03\x90\x02\x02\x12^\n" +
 	"\n" +
 	"GetCluster\x12$.braid.metadata.v1.GetClusterRequest\x1a%.braid.metadata.v1.GetClusterResponse\"\x03\x90\x02\x01\x12\\\n" +
-	"\vElectLeader\x12%.braid.metadata.v1.ElectLeaderRequest\x1a&.braid.metadata.v1.ElectLeaderResponse\x12[\n" +
+	"\vElectLeader\x12%.braid.metadata.v1.ElectLeaderRequest\x1a&.braid.metadata.v1.ElectLeaderResponse\x12s\n" +
+	"\x11ReassignPartition\x12+.braid.metadata.v1.ReassignPartitionRequest\x1a,.braid.metadata.v1.ReassignPartitionResponse\"\x03\x90\x02\x02\x12[\n" +
 	"\tOpenEpoch\x12#.braid.metadata.v1.OpenEpochRequest\x1a$.braid.metadata.v1.OpenEpochResponse\"\x03\x90\x02\x02\x12t\n" +
 	"\x13AllocateProducerIds\x12-.braid.metadata.v1.AllocateProducerIdsRequest\x1a..braid.metadata.v1.AllocateProducerIdsResponseB\xd0\x01\n" +
 	"\x15com.braid.metadata.v1B\fClusterProtoP\x01ZCgithub.com/braidlog/braid/proto/gen/go/braid/metadata/v1;metadatav1\xa2\x02\x03BMX\xaa\x02\x11Braid.Metadata.V1\xca\x02\x11Braid\\Metadata\\V1\xe2\x02\x1dBraid\\Metadata\\V1\\GPBMetadata\xea\x02\x13Braid::Metadata::V1b\x06proto3"
@@ -1652,7 +1876,7 @@ func file_braid_metadata_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_braid_metadata_v1_cluster_proto_rawDescData
 }
 
-var file_braid_metadata_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_braid_metadata_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_braid_metadata_v1_cluster_proto_goTypes = []any{
 	(*Broker)(nil),                           // 0: braid.metadata.v1.Broker
 	(*RemoteLogManager)(nil),                 // 1: braid.metadata.v1.RemoteLogManager
@@ -1660,59 +1884,67 @@ var file_braid_metadata_v1_cluster_proto_goTypes = []any{
 	(*RegisterBrokerResponse)(nil),           // 3: braid.metadata.v1.RegisterBrokerResponse
 	(*BrokerSessionRequest)(nil),             // 4: braid.metadata.v1.BrokerSessionRequest
 	(*BrokerSessionResponse)(nil),            // 5: braid.metadata.v1.BrokerSessionResponse
-	(*RegisterRemoteLogManagerRequest)(nil),  // 6: braid.metadata.v1.RegisterRemoteLogManagerRequest
-	(*RegisterRemoteLogManagerResponse)(nil), // 7: braid.metadata.v1.RegisterRemoteLogManagerResponse
-	(*RemoteLogManagerSessionRequest)(nil),   // 8: braid.metadata.v1.RemoteLogManagerSessionRequest
-	(*RemoteLogManagerSessionResponse)(nil),  // 9: braid.metadata.v1.RemoteLogManagerSessionResponse
-	(*CloseRemoteLogManagerRequest)(nil),     // 10: braid.metadata.v1.CloseRemoteLogManagerRequest
-	(*CloseRemoteLogManagerResponse)(nil),    // 11: braid.metadata.v1.CloseRemoteLogManagerResponse
-	(*GetClusterRequest)(nil),                // 12: braid.metadata.v1.GetClusterRequest
-	(*GetClusterResponse)(nil),               // 13: braid.metadata.v1.GetClusterResponse
-	(*ElectLeaderRequest)(nil),               // 14: braid.metadata.v1.ElectLeaderRequest
-	(*ElectLeaderResponse)(nil),              // 15: braid.metadata.v1.ElectLeaderResponse
-	(*OpenEpochRequest)(nil),                 // 16: braid.metadata.v1.OpenEpochRequest
-	(*OpenEpochResponse)(nil),                // 17: braid.metadata.v1.OpenEpochResponse
-	(*AllocateProducerIdsRequest)(nil),       // 18: braid.metadata.v1.AllocateProducerIdsRequest
-	(*AllocateProducerIdsResponse)(nil),      // 19: braid.metadata.v1.AllocateProducerIdsResponse
-	(*durationpb.Duration)(nil),              // 20: google.protobuf.Duration
-	(*Partition)(nil),                        // 21: braid.metadata.v1.Partition
-	(*v1.TopicIdPartition)(nil),              // 22: braid.log.v1.TopicIdPartition
-	(*v1.Fence)(nil),                         // 23: braid.log.v1.Fence
-	(*v1.LineageEntry)(nil),                  // 24: braid.log.v1.LineageEntry
+	(*Handover)(nil),                         // 6: braid.metadata.v1.Handover
+	(*RegisterRemoteLogManagerRequest)(nil),  // 7: braid.metadata.v1.RegisterRemoteLogManagerRequest
+	(*RegisterRemoteLogManagerResponse)(nil), // 8: braid.metadata.v1.RegisterRemoteLogManagerResponse
+	(*RemoteLogManagerSessionRequest)(nil),   // 9: braid.metadata.v1.RemoteLogManagerSessionRequest
+	(*RemoteLogManagerSessionResponse)(nil),  // 10: braid.metadata.v1.RemoteLogManagerSessionResponse
+	(*CloseRemoteLogManagerRequest)(nil),     // 11: braid.metadata.v1.CloseRemoteLogManagerRequest
+	(*CloseRemoteLogManagerResponse)(nil),    // 12: braid.metadata.v1.CloseRemoteLogManagerResponse
+	(*GetClusterRequest)(nil),                // 13: braid.metadata.v1.GetClusterRequest
+	(*GetClusterResponse)(nil),               // 14: braid.metadata.v1.GetClusterResponse
+	(*ElectLeaderRequest)(nil),               // 15: braid.metadata.v1.ElectLeaderRequest
+	(*ElectLeaderResponse)(nil),              // 16: braid.metadata.v1.ElectLeaderResponse
+	(*ReassignPartitionRequest)(nil),         // 17: braid.metadata.v1.ReassignPartitionRequest
+	(*ReassignPartitionResponse)(nil),        // 18: braid.metadata.v1.ReassignPartitionResponse
+	(*OpenEpochRequest)(nil),                 // 19: braid.metadata.v1.OpenEpochRequest
+	(*OpenEpochResponse)(nil),                // 20: braid.metadata.v1.OpenEpochResponse
+	(*AllocateProducerIdsRequest)(nil),       // 21: braid.metadata.v1.AllocateProducerIdsRequest
+	(*AllocateProducerIdsResponse)(nil),      // 22: braid.metadata.v1.AllocateProducerIdsResponse
+	(*durationpb.Duration)(nil),              // 23: google.protobuf.Duration
+	(*v1.TopicIdPartition)(nil),              // 24: braid.log.v1.TopicIdPartition
+	(*Partition)(nil),                        // 25: braid.metadata.v1.Partition
+	(*v1.Fence)(nil),                         // 26: braid.log.v1.Fence
+	(*v1.LineageEntry)(nil),                  // 27: braid.log.v1.LineageEntry
 }
 var file_braid_metadata_v1_cluster_proto_depIdxs = []int32{
-	20, // 0: braid.metadata.v1.RegisterBrokerResponse.session_timeout:type_name -> google.protobuf.Duration
-	20, // 1: braid.metadata.v1.RegisterRemoteLogManagerResponse.session_timeout:type_name -> google.protobuf.Duration
-	0,  // 2: braid.metadata.v1.GetClusterResponse.brokers:type_name -> braid.metadata.v1.Broker
-	1,  // 3: braid.metadata.v1.GetClusterResponse.remote_log_managers:type_name -> braid.metadata.v1.RemoteLogManager
-	21, // 4: braid.metadata.v1.ElectLeaderResponse.partition:type_name -> braid.metadata.v1.Partition
-	22, // 5: braid.metadata.v1.OpenEpochRequest.partition:type_name -> braid.log.v1.TopicIdPartition
-	23, // 6: braid.metadata.v1.OpenEpochRequest.fence:type_name -> braid.log.v1.Fence
-	24, // 7: braid.metadata.v1.OpenEpochRequest.lineage:type_name -> braid.log.v1.LineageEntry
-	21, // 8: braid.metadata.v1.OpenEpochResponse.partition:type_name -> braid.metadata.v1.Partition
-	2,  // 9: braid.metadata.v1.ClusterService.RegisterBroker:input_type -> braid.metadata.v1.RegisterBrokerRequest
-	4,  // 10: braid.metadata.v1.ClusterService.BrokerSession:input_type -> braid.metadata.v1.BrokerSessionRequest
-	6,  // 11: braid.metadata.v1.ClusterService.RegisterRemoteLogManager:input_type -> braid.metadata.v1.RegisterRemoteLogManagerRequest
-	8,  // 12: braid.metadata.v1.ClusterService.RemoteLogManagerSession:input_type -> braid.metadata.v1.RemoteLogManagerSessionRequest
-	10, // 13: braid.metadata.v1.ClusterService.CloseRemoteLogManager:input_type -> braid.metadata.v1.CloseRemoteLogManagerRequest
-	12, // 14: braid.metadata.v1.ClusterService.GetCluster:input_type -> braid.metadata.v1.GetClusterRequest
-	14, // 15: braid.metadata.v1.ClusterService.ElectLeader:input_type -> braid.metadata.v1.ElectLeaderRequest
-	16, // 16: braid.metadata.v1.ClusterService.OpenEpoch:input_type -> braid.metadata.v1.OpenEpochRequest
-	18, // 17: braid.metadata.v1.ClusterService.AllocateProducerIds:input_type -> braid.metadata.v1.AllocateProducerIdsRequest
-	3,  // 18: braid.metadata.v1.ClusterService.RegisterBroker:output_type -> braid.metadata.v1.RegisterBrokerResponse
-	5,  // 19: braid.metadata.v1.ClusterService.BrokerSession:output_type -> braid.metadata.v1.BrokerSessionResponse
-	7,  // 20: braid.metadata.v1.ClusterService.RegisterRemoteLogManager:output_type -> braid.metadata.v1.RegisterRemoteLogManagerResponse
-	9,  // 21: braid.metadata.v1.ClusterService.RemoteLogManagerSession:output_type -> braid.metadata.v1.RemoteLogManagerSessionResponse
-	11, // 22: braid.metadata.v1.ClusterService.CloseRemoteLogManager:output_type -> braid.metadata.v1.CloseRemoteLogManagerResponse
-	13, // 23: braid.metadata.v1.ClusterService.GetCluster:output_type -> braid.metadata.v1.GetClusterResponse
-	15, // 24: braid.metadata.v1.ClusterService.ElectLeader:output_type -> braid.metadata.v1.ElectLeaderResponse
-	17, // 25: braid.metadata.v1.ClusterService.OpenEpoch:output_type -> braid.metadata.v1.OpenEpochResponse
-	19, // 26: braid.metadata.v1.ClusterService.AllocateProducerIds:output_type -> braid.metadata.v1.AllocateProducerIdsResponse
-	18, // [18:27] is the sub-list for method output_type
-	9,  // [9:18] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	23, // 0: braid.metadata.v1.RegisterBrokerResponse.session_timeout:type_name -> google.protobuf.Duration
+	6,  // 1: braid.metadata.v1.BrokerSessionResponse.handovers:type_name -> braid.metadata.v1.Handover
+	24, // 2: braid.metadata.v1.Handover.partition:type_name -> braid.log.v1.TopicIdPartition
+	23, // 3: braid.metadata.v1.RegisterRemoteLogManagerResponse.session_timeout:type_name -> google.protobuf.Duration
+	0,  // 4: braid.metadata.v1.GetClusterResponse.brokers:type_name -> braid.metadata.v1.Broker
+	1,  // 5: braid.metadata.v1.GetClusterResponse.remote_log_managers:type_name -> braid.metadata.v1.RemoteLogManager
+	25, // 6: braid.metadata.v1.ElectLeaderResponse.partition:type_name -> braid.metadata.v1.Partition
+	25, // 7: braid.metadata.v1.ReassignPartitionResponse.partition:type_name -> braid.metadata.v1.Partition
+	24, // 8: braid.metadata.v1.OpenEpochRequest.partition:type_name -> braid.log.v1.TopicIdPartition
+	26, // 9: braid.metadata.v1.OpenEpochRequest.fence:type_name -> braid.log.v1.Fence
+	27, // 10: braid.metadata.v1.OpenEpochRequest.lineage:type_name -> braid.log.v1.LineageEntry
+	25, // 11: braid.metadata.v1.OpenEpochResponse.partition:type_name -> braid.metadata.v1.Partition
+	2,  // 12: braid.metadata.v1.ClusterService.RegisterBroker:input_type -> braid.metadata.v1.RegisterBrokerRequest
+	4,  // 13: braid.metadata.v1.ClusterService.BrokerSession:input_type -> braid.metadata.v1.BrokerSessionRequest
+	7,  // 14: braid.metadata.v1.ClusterService.RegisterRemoteLogManager:input_type -> braid.metadata.v1.RegisterRemoteLogManagerRequest
+	9,  // 15: braid.metadata.v1.ClusterService.RemoteLogManagerSession:input_type -> braid.metadata.v1.RemoteLogManagerSessionRequest
+	11, // 16: braid.metadata.v1.ClusterService.CloseRemoteLogManager:input_type -> braid.metadata.v1.CloseRemoteLogManagerRequest
+	13, // 17: braid.metadata.v1.ClusterService.GetCluster:input_type -> braid.metadata.v1.GetClusterRequest
+	15, // 18: braid.metadata.v1.ClusterService.ElectLeader:input_type -> braid.metadata.v1.ElectLeaderRequest
+	17, // 19: braid.metadata.v1.ClusterService.ReassignPartition:input_type -> braid.metadata.v1.ReassignPartitionRequest
+	19, // 20: braid.metadata.v1.ClusterService.OpenEpoch:input_type -> braid.metadata.v1.OpenEpochRequest
+	21, // 21: braid.metadata.v1.ClusterService.AllocateProducerIds:input_type -> braid.metadata.v1.AllocateProducerIdsRequest
+	3,  // 22: braid.metadata.v1.ClusterService.RegisterBroker:output_type -> braid.metadata.v1.RegisterBrokerResponse
+	5,  // 23: braid.metadata.v1.ClusterService.BrokerSession:output_type -> braid.metadata.v1.BrokerSessionResponse
+	8,  // 24: braid.metadata.v1.ClusterService.RegisterRemoteLogManager:output_type -> braid.metadata.v1.RegisterRemoteLogManagerResponse
+	10, // 25: braid.metadata.v1.ClusterService.RemoteLogManagerSession:output_type -> braid.metadata.v1.RemoteLogManagerSessionResponse
+	12, // 26: braid.metadata.v1.ClusterService.CloseRemoteLogManager:output_type -> braid.metadata.v1.CloseRemoteLogManagerResponse
+	14, // 27: braid.metadata.v1.ClusterService.GetCluster:output_type -> braid.metadata.v1.GetClusterResponse
+	16, // 28: braid.metadata.v1.ClusterService.ElectLeader:output_type -> braid.metadata.v1.ElectLeaderResponse
+	18, // 29: braid.metadata.v1.ClusterService.ReassignPartition:output_type -> braid.metadata.v1.ReassignPartitionResponse
+	20, // 30: braid.metadata.v1.ClusterService.OpenEpoch:output_type -> braid.metadata.v1.OpenEpochResponse
+	22, // 31: braid.metadata.v1.ClusterService.AllocateProducerIds:output_type -> braid.metadata.v1.AllocateProducerIdsResponse
+	22, // [22:32] is the sub-list for method output_type
+	12, // [12:22] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_braid_metadata_v1_cluster_proto_init() }
@@ -1727,7 +1959,7 @@ func file_braid_metadata_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_metadata_v1_cluster_proto_rawDesc), len(file_braid_metadata_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	ClusterService_CloseRemoteLogManager_FullMethodName    = "/braid.metadata.v1.ClusterService/CloseRemoteLogManager"
 	ClusterService_GetCluster_FullMethodName               = "/braid.metadata.v1.ClusterService/GetCluster"
 	ClusterService_ElectLeader_FullMethodName              = "/braid.metadata.v1.ClusterService/ElectLeader"
+	ClusterService_ReassignPartition_FullMethodName        = "/braid.metadata.v1.ClusterService/ReassignPartition"
 	ClusterService_OpenEpoch_FullMethodName                = "/braid.metadata.v1.ClusterService/OpenEpoch"
 	ClusterService_AllocateProducerIds_FullMethodName      = "/braid.metadata.v1.ClusterService/AllocateProducerIds"
 )
@@ -54,6 +55,13 @@ type ClusterServiceClient interface {
 	GetCluster(ctx context.Context, in *GetClusterRequest, opts ...grpc.CallOption) (*GetClusterResponse, error)
 	// ElectLeader raises the fence of a partition and names a leader.
 	ElectLeader(ctx context.Context, in *ElectLeaderRequest, opts ...grpc.CallOption) (*ElectLeaderResponse, error)
+	// ReassignPartition replaces the list of brokers that may hold a partition. Brokers that are new on it begin to copy;
+	// those that are not on it any more stop. A leader that stays on the list goes on leading. One that does not is fenced
+	// in the same entry, at once and without draining: records that it acked at level LEADER only and that are in no
+	// committed range are lost with it. To lose none, first reassign to a list that holds the leader behind the new ones
+	// and wait until it has handed over (see Handover), or drain it. A repeat with the same list succeeds and changes
+	// nothing, whatever the leader epoch is by then.
+	ReassignPartition(ctx context.Context, in *ReassignPartitionRequest, opts ...grpc.CallOption) (*ReassignPartitionResponse, error)
 	// OpenEpoch opens the epoch that the caller was elected for. A repeat with the same content succeeds.
 	OpenEpoch(ctx context.Context, in *OpenEpochRequest, opts ...grpc.CallOption) (*OpenEpochResponse, error)
 	// AllocateProducerIds hands out a block of producer ids, never given before.
@@ -144,6 +152,16 @@ func (c *clusterServiceClient) ElectLeader(ctx context.Context, in *ElectLeaderR
 	return out, nil
 }
 
+func (c *clusterServiceClient) ReassignPartition(ctx context.Context, in *ReassignPartitionRequest, opts ...grpc.CallOption) (*ReassignPartitionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReassignPartitionResponse)
+	err := c.cc.Invoke(ctx, ClusterService_ReassignPartition_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterServiceClient) OpenEpoch(ctx context.Context, in *OpenEpochRequest, opts ...grpc.CallOption) (*OpenEpochResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(OpenEpochResponse)
@@ -188,6 +206,13 @@ type ClusterServiceServer interface {
 	GetCluster(context.Context, *GetClusterRequest) (*GetClusterResponse, error)
 	// ElectLeader raises the fence of a partition and names a leader.
 	ElectLeader(context.Context, *ElectLeaderRequest) (*ElectLeaderResponse, error)
+	// ReassignPartition replaces the list of brokers that may hold a partition. Brokers that are new on it begin to copy;
+	// those that are not on it any more stop. A leader that stays on the list goes on leading. One that does not is fenced
+	// in the same entry, at once and without draining: records that it acked at level LEADER only and that are in no
+	// committed range are lost with it. To lose none, first reassign to a list that holds the leader behind the new ones
+	// and wait until it has handed over (see Handover), or drain it. A repeat with the same list succeeds and changes
+	// nothing, whatever the leader epoch is by then.
+	ReassignPartition(context.Context, *ReassignPartitionRequest) (*ReassignPartitionResponse, error)
 	// OpenEpoch opens the epoch that the caller was elected for. A repeat with the same content succeeds.
 	OpenEpoch(context.Context, *OpenEpochRequest) (*OpenEpochResponse, error)
 	// AllocateProducerIds hands out a block of producer ids, never given before.
@@ -222,6 +247,9 @@ func (UnimplementedClusterServiceServer) GetCluster(context.Context, *GetCluster
 }
 func (UnimplementedClusterServiceServer) ElectLeader(context.Context, *ElectLeaderRequest) (*ElectLeaderResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ElectLeader not implemented")
+}
+func (UnimplementedClusterServiceServer) ReassignPartition(context.Context, *ReassignPartitionRequest) (*ReassignPartitionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReassignPartition not implemented")
 }
 func (UnimplementedClusterServiceServer) OpenEpoch(context.Context, *OpenEpochRequest) (*OpenEpochResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method OpenEpoch not implemented")
@@ -354,6 +382,24 @@ func _ClusterService_ElectLeader_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_ReassignPartition_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReassignPartitionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).ReassignPartition(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_ReassignPartition_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).ReassignPartition(ctx, req.(*ReassignPartitionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ClusterService_OpenEpoch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(OpenEpochRequest)
 	if err := dec(in); err != nil {
@@ -416,6 +462,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ElectLeader",
 			Handler:    _ClusterService_ElectLeader_Handler,
+		},
+		{
+			MethodName: "ReassignPartition",
+			Handler:    _ClusterService_ReassignPartition_Handler,
 		},
 		{
 			MethodName: "OpenEpoch",

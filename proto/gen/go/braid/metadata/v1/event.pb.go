@@ -274,6 +274,7 @@ type Event struct {
 	//	*Event_EpochOpened
 	//	*Event_CombinedSegmentCommitted
 	//	*Event_RangeCommitted
+	//	*Event_ReplicasChanged
 	Kind          isEvent_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -442,6 +443,15 @@ func (x *Event) GetRangeCommitted() *RangeCommitted {
 	return nil
 }
 
+func (x *Event) GetReplicasChanged() *ReplicasChanged {
+	if x != nil {
+		if x, ok := x.Kind.(*Event_ReplicasChanged); ok {
+			return x.ReplicasChanged
+		}
+	}
+	return nil
+}
+
 type isEvent_Kind interface {
 	isEvent_Kind()
 }
@@ -516,6 +526,11 @@ type Event_RangeCommitted struct {
 	RangeCommitted *RangeCommitted `protobuf:"bytes,14,opt,name=range_committed,json=rangeCommitted,proto3,oneof"`
 }
 
+type Event_ReplicasChanged struct {
+	// A partition's list of replicas was replaced.
+	ReplicasChanged *ReplicasChanged `protobuf:"bytes,15,opt,name=replicas_changed,json=replicasChanged,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Kind() {}
 
 func (*Event_ControllerElected) isEvent_Kind() {}
@@ -543,6 +558,8 @@ func (*Event_EpochOpened) isEvent_Kind() {}
 func (*Event_CombinedSegmentCommitted) isEvent_Kind() {}
 
 func (*Event_RangeCommitted) isEvent_Kind() {}
+
+func (*Event_ReplicasChanged) isEvent_Kind() {}
 
 // ClusterCreated begins a metadata log.
 type ClusterCreated struct {
@@ -1213,6 +1230,80 @@ func (x *TopicDeleted) GetTopicCreationOffset() int64 {
 	return 0
 }
 
+// ReplicasChanged replaces the list of brokers that may hold a partition. If the leader is not on the new list, a
+// PartitionFenced of the partition follows in the same entry.
+type ReplicasChanged struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Creation offset of the topic.
+	TopicCreationOffset int64 `protobuf:"varint,1,opt,name=topic_creation_offset,json=topicCreationOffset,proto3" json:"topic_creation_offset,omitempty"`
+	// Partition index.
+	Partition int32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The whole new list in order of preference: registered brokers, each once, 1 or more.
+	BrokerIds []int32 `protobuf:"varint,3,rep,packed,name=broker_ids,json=brokerIds,proto3" json:"broker_ids,omitempty"`
+	// Why, one word: "operator", "replicas_replaced" (all of them were offline for long, so a live one was added).
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicasChanged) Reset() {
+	*x = ReplicasChanged{}
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicasChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicasChanged) ProtoMessage() {}
+
+func (x *ReplicasChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicasChanged.ProtoReflect.Descriptor instead.
+func (*ReplicasChanged) Descriptor() ([]byte, []int) {
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReplicasChanged) GetTopicCreationOffset() int64 {
+	if x != nil {
+		return x.TopicCreationOffset
+	}
+	return 0
+}
+
+func (x *ReplicasChanged) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ReplicasChanged) GetBrokerIds() []int32 {
+	if x != nil {
+		return x.BrokerIds
+	}
+	return nil
+}
+
+func (x *ReplicasChanged) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // PartitionFenced raises a partition's fence: an election, and in later versions also a cut, a promotion, a drain and a
 // change of rule.
 type PartitionFenced struct {
@@ -1230,7 +1321,7 @@ type PartitionFenced struct {
 	// Where the epoch may start.
 	StartRule StartRule `protobuf:"varint,6,opt,name=start_rule,json=startRule,proto3,enum=braid.metadata.v1.StartRule" json:"start_rule,omitempty"`
 	// Why, one word: "created", "leader_offline", "leader_registered", "open_timeout",
-	// "no_leader", "operator".
+	// "no_leader", "operator", "replicas_changed", "replicas_replaced".
 	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1238,7 +1329,7 @@ type PartitionFenced struct {
 
 func (x *PartitionFenced) Reset() {
 	*x = PartitionFenced{}
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[13]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1341,7 @@ func (x *PartitionFenced) String() string {
 func (*PartitionFenced) ProtoMessage() {}
 
 func (x *PartitionFenced) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[13]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1354,7 @@ func (x *PartitionFenced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionFenced.ProtoReflect.Descriptor instead.
 func (*PartitionFenced) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{13}
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PartitionFenced) GetTopicCreationOffset() int64 {
@@ -1335,7 +1426,7 @@ type EpochOpened struct {
 
 func (x *EpochOpened) Reset() {
 	*x = EpochOpened{}
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[14]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1438,7 @@ func (x *EpochOpened) String() string {
 func (*EpochOpened) ProtoMessage() {}
 
 func (x *EpochOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[14]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1451,7 @@ func (x *EpochOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochOpened.ProtoReflect.Descriptor instead.
 func (*EpochOpened) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{14}
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EpochOpened) GetTopicCreationOffset() int64 {
@@ -1421,7 +1512,7 @@ type CombinedSegmentCommitted struct {
 
 func (x *CombinedSegmentCommitted) Reset() {
 	*x = CombinedSegmentCommitted{}
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[15]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1524,7 @@ func (x *CombinedSegmentCommitted) String() string {
 func (*CombinedSegmentCommitted) ProtoMessage() {}
 
 func (x *CombinedSegmentCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[15]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1537,7 @@ func (x *CombinedSegmentCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CombinedSegmentCommitted.ProtoReflect.Descriptor instead.
 func (*CombinedSegmentCommitted) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{15}
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CombinedSegmentCommitted) GetRlmId() int32 {
@@ -1529,7 +1620,7 @@ type RangeCommitted struct {
 
 func (x *RangeCommitted) Reset() {
 	*x = RangeCommitted{}
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[16]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1632,7 @@ func (x *RangeCommitted) String() string {
 func (*RangeCommitted) ProtoMessage() {}
 
 func (x *RangeCommitted) ProtoReflect() protoreflect.Message {
-	mi := &file_braid_metadata_v1_event_proto_msgTypes[16]
+	mi := &file_braid_metadata_v1_event_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1645,7 @@ func (x *RangeCommitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangeCommitted.ProtoReflect.Descriptor instead.
 func (*RangeCommitted) Descriptor() ([]byte, []int) {
-	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{16}
+	return file_braid_metadata_v1_event_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RangeCommitted) GetTopicCreationOffset() int64 {
@@ -1668,7 +1759,8 @@ const file_braid_metadata_v1_event_proto_rawDesc = "" +
 	"\vappend_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"appendTime\x12\x19\n" +
 	"\bwrite_id\x18\x06 \x01(\fR\awriteId\x120\n" +
-	"\x06events\x18\a \x03(\v2\x18.braid.metadata.v1.EventR\x06events\"\xb9\t\n" +
+	"\x06events\x18\a \x03(\v2\x18.braid.metadata.v1.EventR\x06events\"\x8a\n" +
+	"\n" +
 	"\x05Event\x12L\n" +
 	"\x0fcluster_created\x18\x01 \x01(\v2!.braid.metadata.v1.ClusterCreatedH\x00R\x0eclusterCreated\x12U\n" +
 	"\x12controller_elected\x18\x02 \x01(\v2$.braid.metadata.v1.ControllerElectedH\x00R\x11controllerElected\x12R\n" +
@@ -1684,7 +1776,8 @@ const file_braid_metadata_v1_event_proto_rawDesc = "" +
 	"\x10partition_fenced\x18\v \x01(\v2\".braid.metadata.v1.PartitionFencedH\x00R\x0fpartitionFenced\x12C\n" +
 	"\fepoch_opened\x18\f \x01(\v2\x1e.braid.metadata.v1.EpochOpenedH\x00R\vepochOpened\x12k\n" +
 	"\x1acombined_segment_committed\x18\r \x01(\v2+.braid.metadata.v1.CombinedSegmentCommittedH\x00R\x18combinedSegmentCommitted\x12L\n" +
-	"\x0frange_committed\x18\x0e \x01(\v2!.braid.metadata.v1.RangeCommittedH\x00R\x0erangeCommittedB\x06\n" +
+	"\x0frange_committed\x18\x0e \x01(\v2!.braid.metadata.v1.RangeCommittedH\x00R\x0erangeCommitted\x12O\n" +
+	"\x10replicas_changed\x18\x0f \x01(\v2\".braid.metadata.v1.ReplicasChangedH\x00R\x0freplicasChangedB\x06\n" +
 	"\x04kind\"Q\n" +
 	"\x0eClusterCreated\x12\x1d\n" +
 	"\n" +
@@ -1735,7 +1828,13 @@ const file_braid_metadata_v1_event_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
 	"\fTopicDeleted\x122\n" +
-	"\x15topic_creation_offset\x18\x01 \x01(\x03R\x13topicCreationOffset\"\x9b\x02\n" +
+	"\x15topic_creation_offset\x18\x01 \x01(\x03R\x13topicCreationOffset\"\x9a\x01\n" +
+	"\x0fReplicasChanged\x122\n" +
+	"\x15topic_creation_offset\x18\x01 \x01(\x03R\x13topicCreationOffset\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x1d\n" +
+	"\n" +
+	"broker_ids\x18\x03 \x03(\x05R\tbrokerIds\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x9b\x02\n" +
 	"\x0fPartitionFenced\x122\n" +
 	"\x15topic_creation_offset\x18\x01 \x01(\x03R\x13topicCreationOffset\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
@@ -1809,7 +1908,7 @@ func file_braid_metadata_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_braid_metadata_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_braid_metadata_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_braid_metadata_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_braid_metadata_v1_event_proto_goTypes = []any{
 	(StartRule)(0),                     // 0: braid.metadata.v1.StartRule
 	(RangeOutcome)(0),                  // 1: braid.metadata.v1.RangeOutcome
@@ -1826,19 +1925,20 @@ var file_braid_metadata_v1_event_proto_goTypes = []any{
 	(*ReplicaAssignment)(nil),          // 12: braid.metadata.v1.ReplicaAssignment
 	(*TopicUpdated)(nil),               // 13: braid.metadata.v1.TopicUpdated
 	(*TopicDeleted)(nil),               // 14: braid.metadata.v1.TopicDeleted
-	(*PartitionFenced)(nil),            // 15: braid.metadata.v1.PartitionFenced
-	(*EpochOpened)(nil),                // 16: braid.metadata.v1.EpochOpened
-	(*CombinedSegmentCommitted)(nil),   // 17: braid.metadata.v1.CombinedSegmentCommitted
-	(*RangeCommitted)(nil),             // 18: braid.metadata.v1.RangeCommitted
-	nil,                                // 19: braid.metadata.v1.TopicCreated.ConfigsEntry
-	nil,                                // 20: braid.metadata.v1.TopicUpdated.ConfigsEntry
-	(*timestamppb.Timestamp)(nil),      // 21: google.protobuf.Timestamp
-	(*v1.LineageEntry)(nil),            // 22: braid.log.v1.LineageEntry
-	(*v1.ObjectRef)(nil),               // 23: braid.log.v1.ObjectRef
-	(*v1.Leadership)(nil),              // 24: braid.log.v1.Leadership
+	(*ReplicasChanged)(nil),            // 15: braid.metadata.v1.ReplicasChanged
+	(*PartitionFenced)(nil),            // 16: braid.metadata.v1.PartitionFenced
+	(*EpochOpened)(nil),                // 17: braid.metadata.v1.EpochOpened
+	(*CombinedSegmentCommitted)(nil),   // 18: braid.metadata.v1.CombinedSegmentCommitted
+	(*RangeCommitted)(nil),             // 19: braid.metadata.v1.RangeCommitted
+	nil,                                // 20: braid.metadata.v1.TopicCreated.ConfigsEntry
+	nil,                                // 21: braid.metadata.v1.TopicUpdated.ConfigsEntry
+	(*timestamppb.Timestamp)(nil),      // 22: google.protobuf.Timestamp
+	(*v1.LineageEntry)(nil),            // 23: braid.log.v1.LineageEntry
+	(*v1.ObjectRef)(nil),               // 24: braid.log.v1.ObjectRef
+	(*v1.Leadership)(nil),              // 25: braid.log.v1.Leadership
 }
 var file_braid_metadata_v1_event_proto_depIdxs = []int32{
-	21, // 0: braid.metadata.v1.Entry.append_time:type_name -> google.protobuf.Timestamp
+	22, // 0: braid.metadata.v1.Entry.append_time:type_name -> google.protobuf.Timestamp
 	3,  // 1: braid.metadata.v1.Entry.events:type_name -> braid.metadata.v1.Event
 	4,  // 2: braid.metadata.v1.Event.cluster_created:type_name -> braid.metadata.v1.ClusterCreated
 	5,  // 3: braid.metadata.v1.Event.controller_elected:type_name -> braid.metadata.v1.ControllerElected
@@ -1850,23 +1950,24 @@ var file_braid_metadata_v1_event_proto_depIdxs = []int32{
 	11, // 9: braid.metadata.v1.Event.topic_created:type_name -> braid.metadata.v1.TopicCreated
 	13, // 10: braid.metadata.v1.Event.topic_updated:type_name -> braid.metadata.v1.TopicUpdated
 	14, // 11: braid.metadata.v1.Event.topic_deleted:type_name -> braid.metadata.v1.TopicDeleted
-	15, // 12: braid.metadata.v1.Event.partition_fenced:type_name -> braid.metadata.v1.PartitionFenced
-	16, // 13: braid.metadata.v1.Event.epoch_opened:type_name -> braid.metadata.v1.EpochOpened
-	17, // 14: braid.metadata.v1.Event.combined_segment_committed:type_name -> braid.metadata.v1.CombinedSegmentCommitted
-	18, // 15: braid.metadata.v1.Event.range_committed:type_name -> braid.metadata.v1.RangeCommitted
-	19, // 16: braid.metadata.v1.TopicCreated.configs:type_name -> braid.metadata.v1.TopicCreated.ConfigsEntry
-	12, // 17: braid.metadata.v1.TopicCreated.assignments:type_name -> braid.metadata.v1.ReplicaAssignment
-	20, // 18: braid.metadata.v1.TopicUpdated.configs:type_name -> braid.metadata.v1.TopicUpdated.ConfigsEntry
-	0,  // 19: braid.metadata.v1.PartitionFenced.start_rule:type_name -> braid.metadata.v1.StartRule
-	22, // 20: braid.metadata.v1.EpochOpened.adopted:type_name -> braid.log.v1.LineageEntry
-	23, // 21: braid.metadata.v1.CombinedSegmentCommitted.object:type_name -> braid.log.v1.ObjectRef
-	1,  // 22: braid.metadata.v1.CombinedSegmentCommitted.outcomes:type_name -> braid.metadata.v1.RangeOutcome
-	24, // 23: braid.metadata.v1.RangeCommitted.predecessor:type_name -> braid.log.v1.Leadership
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	16, // 12: braid.metadata.v1.Event.partition_fenced:type_name -> braid.metadata.v1.PartitionFenced
+	17, // 13: braid.metadata.v1.Event.epoch_opened:type_name -> braid.metadata.v1.EpochOpened
+	18, // 14: braid.metadata.v1.Event.combined_segment_committed:type_name -> braid.metadata.v1.CombinedSegmentCommitted
+	19, // 15: braid.metadata.v1.Event.range_committed:type_name -> braid.metadata.v1.RangeCommitted
+	15, // 16: braid.metadata.v1.Event.replicas_changed:type_name -> braid.metadata.v1.ReplicasChanged
+	20, // 17: braid.metadata.v1.TopicCreated.configs:type_name -> braid.metadata.v1.TopicCreated.ConfigsEntry
+	12, // 18: braid.metadata.v1.TopicCreated.assignments:type_name -> braid.metadata.v1.ReplicaAssignment
+	21, // 19: braid.metadata.v1.TopicUpdated.configs:type_name -> braid.metadata.v1.TopicUpdated.ConfigsEntry
+	0,  // 20: braid.metadata.v1.PartitionFenced.start_rule:type_name -> braid.metadata.v1.StartRule
+	23, // 21: braid.metadata.v1.EpochOpened.adopted:type_name -> braid.log.v1.LineageEntry
+	24, // 22: braid.metadata.v1.CombinedSegmentCommitted.object:type_name -> braid.log.v1.ObjectRef
+	1,  // 23: braid.metadata.v1.CombinedSegmentCommitted.outcomes:type_name -> braid.metadata.v1.RangeOutcome
+	25, // 24: braid.metadata.v1.RangeCommitted.predecessor:type_name -> braid.log.v1.Leadership
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_braid_metadata_v1_event_proto_init() }
@@ -1889,6 +1990,7 @@ func file_braid_metadata_v1_event_proto_init() {
 		(*Event_EpochOpened)(nil),
 		(*Event_CombinedSegmentCommitted)(nil),
 		(*Event_RangeCommitted)(nil),
+		(*Event_ReplicasChanged)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1896,7 +1998,7 @@ func file_braid_metadata_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_braid_metadata_v1_event_proto_rawDesc), len(file_braid_metadata_v1_event_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
