@@ -218,6 +218,11 @@ func (c *change) apply(ev *metadatav1.Event) error {
 		if p := c.partition(f.GetTopicCreationOffset(), f.GetPartition()); p != nil {
 			p.LeaderID, p.LeaderEpoch, p.BrokerEpoch, p.Opened = f.GetLeaderId(), f.GetLeaderEpoch(), f.GetBrokerEpoch(), false
 		}
+	case *metadatav1.Event_ReplicasChanged:
+		r := k.ReplicasChanged
+		if p := c.partition(r.GetTopicCreationOffset(), r.GetPartition()); p != nil {
+			p.Replicas = slices.Clone(r.GetBrokerIds())
+		}
 	case *metadatav1.Event_EpochOpened:
 		o := k.EpochOpened
 		if p := c.partition(o.GetTopicCreationOffset(), o.GetPartition()); p != nil && p.LeaderEpoch == o.GetLeaderEpoch() {

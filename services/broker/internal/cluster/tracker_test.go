@@ -97,3 +97,18 @@ func TestWhatIsNotUnderstoodStopsTheReader(t *testing.T) {
 	strange.GetTopicCreated().Configs = map[string]string{"from.the.future": "1"}
 	require.ErrorIs(t, tr.Apply(entry(0, strange)), cluster.ErrFeatureLevel)
 }
+
+func TestReplicasChange(t *testing.T) {
+	tr := cluster.NewTracker()
+	require.NoError(t, tr.Apply(entry(0, &metadatav1.Event{Kind: &metadatav1.Event_ClusterCreated{ClusterCreated: &metadatav1.ClusterCreated{ClusterId: "c", Incarnation: 7}}})))
+	require.NoError(t, tr.Apply(entry(1, created("quakes"))))
+	before, _ := tr.View().Topic("quakes")
+	require.NoError(t, tr.Apply(entry(2,
+		&metadatav1.Event{Kind: &metadatav1.Event_ReplicasChanged{ReplicasChanged: &metadatav1.ReplicasChanged{TopicCreationOffset: 1, Partition: 1, BrokerIds: []int32{3, 2}}}},
+		&metadatav1.Event{Kind: &metadatav1.Event_ReplicasChanged{ReplicasChanged: &metadatav1.ReplicasChanged{TopicCreationOffset: 77, BrokerIds: []int32{3}}}},
+	)))
+	after, _ := tr.View().Topic("quakes")
+	require.Equal(t, []int32{1, 2}, after.Partitions[0].Replicas)
+	require.Equal(t, []int32{3, 2}, after.Partitions[1].Replicas)
+	require.Equal(t, []int32{2}, before.Partitions[1].Replicas, "the older view is what it was")
+}
