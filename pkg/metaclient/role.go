@@ -108,5 +108,7 @@ func (h *brokerHeartbeats) Receive() (int64, Confirmation, error) {
 	if err != nil {
 		return 0, Confirmation{}, err
 	}
-	return m.GetHeartbeat(), Confirmation{ControllerEpoch: m.GetControllerEpoch(), MetadataEnd: m.GetMetadataEndOffset()}, nil
+	return m.GetHeartbeat(), Confirmation{
+		ControllerEpoch: m.GetControllerEpoch(), MetadataEnd: m.GetMetadataEndOffset(), Handovers: m.GetHandovers(),
+	}, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/braidlog/braid/pkg/backoff"
 	"github.com/braidlog/braid/pkg/rpcerr"
 	errorsv1 "github.com/braidlog/braid/proto/gen/go/braid/errors/v1"
+	metadatav1 "github.com/braidlog/braid/proto/gen/go/braid/metadata/v1"
 )
 
 // ErrEpochClosed says that the member's epoch has ended for good.
@@ -48,6 +49,9 @@ type Confirmation struct {
 	ControllerEpoch int64
 	// MetadataEnd is the end (exclusive) of the metadata log.
 	MetadataEnd int64
+	// Handovers are the leaderships that a broker is asked to hand over; always
+	// empty for other roles. The receiver owns them.
+	Handovers []*metadatav1.Handover
 }
 
 // Role is how one kind of member registers and sends heartbeats. Made by

@@ -267,6 +267,9 @@ func (p *Partition) judge(t *Ticket, next, before int64) (admitted bool, err err
 	if p.drained || p.mgr.draining.Load() {
 		return false, ErrStopped
 	}
+	if p.passing {
+		return false, &RecoveringError{Reason: "the leadership is being handed to another replica", Retry: 100 * time.Millisecond}
+	}
 	if next >= 0 {
 		base = next
 	}

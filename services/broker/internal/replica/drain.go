@@ -45,6 +45,7 @@ type drain struct {
 // ErrStopped, what could not be handed over is waited for, and the session ends,
 // so that others are elected at once for the rest.
 func (m *Manager) Drain(ctx context.Context) error {
+	m.stopping.Store(true)
 	var g errgroup.Group
 	g.SetLimit(handOversAtOnce)
 	for _, p := range m.all() {

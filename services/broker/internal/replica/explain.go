@@ -292,6 +292,8 @@ func (x *explainer) active(rlm int32, feedErr error, oldest, since time.Time) {
 	}
 	if p.drained || p.mgr.draining.Load() {
 		x.add(true, "HANDING_OVER", "The broker is stopping: appends are refused until another leads.")
+	} else if p.passing {
+		x.add(false, "HANDING_OVER", "A replica that is preferred is about to lead: appends wait.")
 	}
 	if !p.sessionLive() {
 		x.add(false, "SESSION_LOST", "The broker's session is not confirmed: LEADER acks are not given.", "broker_epoch", str(p.mgr.epoch()))

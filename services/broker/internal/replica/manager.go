@@ -49,6 +49,8 @@ type Manager struct {
 	loading  chan struct{} // semaphore
 	ready    chan struct{}
 	draining atomic.Bool
+	stopping atomic.Bool   // Drain was called: no wishes are taken any more
+	wishes   chan struct{} // semaphore of the wishes under way
 	assigned chan struct{} // capacity 1: the set of partitions may have changed
 	caughtUp chan struct{} // capacity 1: a followed partition has copied everything
 
@@ -83,7 +85,8 @@ func NewManager(cfg Config, deps Deps) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, deps: deps, log: deps.Logger.With("component", "replica"), start: time.Now(),
 		loading: make(chan struct{}, loadingAtOnce), ready: make(chan struct{}), assigned: make(chan struct{}, 1), caughtUp: make(chan struct{}, 1),
-		parts: map[cluster.Key]*Partition{},
+		wishes: make(chan struct{}, wishesAtOnce),
+		parts:  map[cluster.Key]*Partition{},
 	}
 	var err error
 	if m.metrics, err = newMetrics(deps.Meter, m); err != nil {
@@ -396,6 +399,7 @@ func (m *Manager) confirmed(c metaclient.Confirmation) {
 			p.sessionBack()
 		}
 	}
+	m.wished(c.Handovers)
 }
 
 func (m *Manager) lost(epoch int64, _ error) {

@@ -90,6 +90,12 @@ type Partition struct {
 	told      leaderReport
 
 	drained bool // takes no appends any more: it is being handed over
+	// passing says that it takes none at the moment because another replica is to
+	// lead; wish that somebody sees to that. After passFailures in a row no wish is
+	// heard before passAfter.
+	passing, wish bool
+	passFailures  int
+	passAfter     time.Time
 
 	cursor  feedCursor
 	refused int       // ranges refused in a row
@@ -274,6 +280,12 @@ func (p *Partition) handle(ev any) {
 		if e.done != nil {
 			close(e.done)
 		}
+	case pass:
+		p.passing = e.on
+		if e.done != nil {
+			close(e.done)
+		}
+		p.stepped.tell() // appends that wait for a leader may try again
 	case vanished:
 		p.logger().Warn("the cluster does not list the partition any more; its directory is kept")
 		p.step(partition.Removed{}, false)
@@ -374,6 +386,7 @@ func (p *Partition) activate(e partition.Activate) {
 	p.producers, p.recoveryErr, p.missing = nil, nil, nil
 	p.refused, p.pause, p.lastBad = 0, time.Time{}, ""
 	p.fruitless, p.drained = 0, false
+	p.passing, p.passFailures, p.passAfter = false, 0, time.Time{}
 	p.followers, p.told = nil, leaderReport{}
 	p.mu.Unlock()
 	if err := log.AppendLineage(e.Entry); err != nil {

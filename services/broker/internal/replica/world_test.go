@@ -54,6 +54,9 @@ type world struct {
 	elections  int
 	stopped    []int32
 	removed    bool
+	wishes     []*metadatav1.Handover // told with every heartbeat, to whomever
+	electErr   error                  // elections fail with it, and are counted
+	refusals   int
 }
 
 // part is the truth about one partition.
@@ -312,13 +315,16 @@ func (w *world) BrokerSession(s grpc.BidiStreamingServer[metadatav1.BrokerSessio
 			w.stopped = append(w.stopped, m.GetBrokerId())
 		}
 		w.mu.Unlock()
+		w.mu.Lock()
+		wishes := slices.Clone(w.wishes)
+		w.mu.Unlock()
 		if !current {
 			return rpcerr.FailedPrecondition(errorsv1.ErrorReason_ERROR_REASON_STALE_BROKER_EPOCH, "broker", "registered again")
 		}
 		if silent {
 			continue
 		}
-		if err := s.Send(&metadatav1.BrokerSessionResponse{Heartbeat: m.GetHeartbeat(), ControllerEpoch: 1}); err != nil {
+		if err := s.Send(&metadatav1.BrokerSessionResponse{Heartbeat: m.GetHeartbeat(), ControllerEpoch: 1, Handovers: wishes}); err != nil {
 			return err
 		}
 	}
@@ -354,6 +360,10 @@ func (w *world) ElectLeader(_ context.Context, r *metadatav1.ElectLeaderRequest)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.parts[r.GetPartition()]
+	if w.electErr != nil {
+		w.refusals++
+		return nil, w.electErr
+	}
 	if r.GetExpectedLeaderEpoch() != p.fence.LeaderEpoch {
 		return nil, rpcerr.Conflict("partition")
 	}
