@@ -161,8 +161,9 @@ func (m *Member) Kill() {
 	}
 	l.killed = true
 	m.front.down()
-	l.disk.kill()
+	// The network goes first: a process whose disk fails may still ask for an election, a killed one may not.
 	l.nic.setCut(true)
+	l.disk.kill()
 	l.cancel()
 }
 

@@ -93,7 +93,7 @@ func TestARepeatedBatchGetsItsFirstAnswerFromEveryLaterLeader(t *testing.T) {
 		leader.Kill()
 		next, e := c.LeaderAbove("dedup", 0, epoch)
 		epoch = e
-		require.NotEqual(t, leader, next)
+		require.NotEqual(t, leader.ID(), next.ID())
 		check(t, next)
 		// And the sequence goes on from there.
 		resp := mustAppend(t, c, next, "dedup", 0, levelObject, p.batch(t, "more"))
@@ -125,7 +125,7 @@ func TestABatchThatDiedWithItsLeaderIsStoredOnceWhenSentAgain(t *testing.T) {
 	leader.Kill()
 	c.RLM(1).Start()
 	next, e := c.LeaderAbove("dies", 0, epoch)
-	require.NotEqual(t, leader, next)
+	require.NotEqual(t, leader.ID(), next.ID())
 	first := mustAppend(t, c, next, "dies", 0, levelObject, batch)
 	assert.False(t, first.GetDuplicate(), "it named a record that nobody has")
 	assert.EqualValues(t, 1, first.GetBaseOffset())
