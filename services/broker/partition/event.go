@@ -62,8 +62,9 @@ type (
 		Base, End int64
 		EndHash   chainhash.Hash
 	}
-	// Removed ends the partition's life.
-	Removed struct{}
+	// Removed ends the partition's life, on this broker at least. Reason is for
+	// people; empty says that the topic was deleted.
+	Removed struct{ Reason string }
 	// Registered gives the broker a new epoch: whatever it led is fenced.
 	Registered struct{ BrokerEpoch int64 }
 	// Reconciled answers Reconcile: the log now is as Log says, Hash is its chain hash at the object end, and TailBytes

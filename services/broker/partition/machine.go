@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -220,8 +221,9 @@ func (m *Machine) Step(ev Event) []Effect {
 	case RangeCommitted:
 		return m.rangeCommitted(e)
 	case Removed:
-		fx := m.depose("the topic was deleted")
-		m.removed, m.reason = true, "the topic was deleted"
+		reason := cmp.Or(e.Reason, "the topic was deleted")
+		fx := m.depose(reason)
+		m.removed, m.reason = true, reason
 		return append(fx, Forget{})
 	case Reconciled:
 		return m.reconciled(e)

@@ -22,6 +22,17 @@
 // ([ReplicaService]); and keeps what it needs to lead. What can't be fetched is
 // asked for again and never cuts the log.
 //
+// A broker that a partition's replica list does not name any more lets go of it,
+// and keeps its directory.
+//
+// # Hand-over
+//
+// A leadership moves without loss in two cases: when the broker stops
+// ([Manager.Drain]), and when the controller wishes that a replica leads which
+// stands before this one. Either way appends are refused for a moment, and the
+// other replica is elected only when all of them are in the bucket; a wish that
+// can't be fulfilled within two seconds is dropped, and appends go on.
+//
 // # Concurrency
 //
 // All exported methods are safe for concurrent use. Each partition has a

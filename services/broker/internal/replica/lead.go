@@ -76,12 +76,18 @@ func (p *Partition) hydrate(e loaded) {
 		}
 		return
 	}
+	p.log = e.log
+	if p.away { // while it was opened
+		p.away = false
+		if p.release(); p.gone {
+			return
+		}
+	}
 	if e.err != nil {
 		p.logger().Error("the log can't be opened", "err", e.err)
 		p.step(partition.LogFailed{Err: e.err}, false)
 		return
 	}
-	p.log = e.log
 	v, known := p.machine.View()
 	p.machine = partition.New(p.mgr.cfg.BrokerID, p.mgr.epoch(), partition.LogFacts{Start: e.log.Start(), End: e.log.End(), Lineage: e.log.Lineage()})
 	if known {

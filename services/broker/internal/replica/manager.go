@@ -295,16 +295,28 @@ func (m *Manager) changed(v *cluster.View) {
 	_ = m.peers.KeepIf(func(address string) bool {
 		return slices.ContainsFunc(v.Brokers(), func(b cluster.Broker) bool { return b.Address == address })
 	})
+	m.assign()
+}
+
+// assign follows the newest assignment of partitions.
+func (m *Manager) assign() {
 	var fresh bool
 	m.mu.Lock()
+	v := m.follower.View()
 	var update []func()
 	v.Topics(func(t *cluster.Topic) bool {
 		for i := range t.Partitions {
+			key := t.Key(int32(i))
+			p := m.parts[key]
 			if !holds(t.Partitions[i].Replicas, m.cfg.BrokerID) {
+				if p != nil && !p.moved && movedFrom(t.Partitions[i], m.cfg.BrokerID) {
+					p.moved = true
+					update = append(update, func() { p.post(released{}) })
+				}
 				continue
 			}
-			key := t.Key(int32(i))
-			if p := m.parts[key]; p != nil {
+			if p != nil {
+				p.moved = false
 				if cfg := t.Config; p.seen != cfg {
 					p.seen = cfg
 					update = append(update, func() { p.post(configured{cfg}) })
@@ -359,13 +371,19 @@ func holds(replicas []int32, id int32) bool {
 	return false
 }
 
-// removed forgets a partition.
+// removed forgets a partition; should it be this broker's again meanwhile,
+// another takes its place.
 func (m *Manager) removed(p *Partition) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.parts[p.key] == p {
 		delete(m.parts, p.key)
 		m.publish()
+	}
+	m.mu.Unlock()
+	m.changes.tell()
+	m.reassign() // it need not be watched any more
+	if m.root.Err() == nil {
+		m.assign()
 	}
 }
 

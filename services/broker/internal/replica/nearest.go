@@ -42,7 +42,7 @@ func (n *Nearest) serving() (readable, bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gone {
-		return readable{}, false, &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+		return readable{}, false, p.goneErr()
 	}
 	if p.closed {
 		return readable{}, false, ErrStopped

@@ -35,6 +35,7 @@ type Partition struct {
 	seen   topicconfig.Config // the settings last posted
 	absent bool               // the cluster's picture did not list it lately
 	stale  bool               // its view is to be asked for again
+	moved  bool               // its replica list does not name this broker
 
 	mu      sync.Mutex // guards all below; not held across input or output
 	machine *partition.Machine
@@ -44,6 +45,7 @@ type Partition struct {
 	// hydrations counts how often what the machine knows of the log was replaced.
 	hydrations int
 	gone       bool // removed, or not ours any more
+	away       bool // gone, or about to, because others hold it now
 
 	// busy says that somebody has the writer's role: steps the machine, writes
 	// the log, carries out effects.
@@ -156,6 +158,9 @@ type (
 	// vanished says that the cluster does not list the partition any more,
 	// without a deletion that was seen: it is left alone on disk.
 	vanished struct{}
+	// released says that the partition's replica list may not name this broker any
+	// more.
+	released struct{}
 )
 
 func newPartition(m *Manager, t *cluster.Topic, index int32) (*Partition, error) {
@@ -286,6 +291,8 @@ func (p *Partition) handle(ev any) {
 			close(e.done)
 		}
 		p.stepped.tell() // appends that wait for a leader may try again
+	case released:
+		p.release()
 	case vanished:
 		p.logger().Warn("the cluster does not list the partition any more; its directory is kept")
 		p.step(partition.Removed{}, false)
@@ -480,38 +487,6 @@ func (p *Partition) failWaits(err error) {
 }
 
 const maxOffset = int64(math.MaxInt64)
-
-// forget ends the partition's life on this broker.
-func (p *Partition) forget(remove bool) {
-	p.mu.Lock()
-	log := p.log
-	p.log, p.gone = nil, true
-	p.own = nil
-	if p.copyTimer != nil {
-		p.copyTimer.Stop()
-	}
-	p.endTasks()
-	p.failWaits(&UnknownPartitionError{Topic: p.topic, Partition: p.partition})
-	p.unpark()
-	p.account()
-	p.mu.Unlock()
-	p.mgr.feed.Remove(p)
-	p.ranges.Replace(nil)
-	p.mgr.removed(p)
-	if log != nil {
-		if err := log.Close(); err != nil {
-			p.logger().Warn("closing the log of a removed partition", "err", err)
-		}
-	}
-	if !remove {
-		return
-	}
-	if err := p.mgr.dir.RemovePartition(p.logID.TopicID, p.partition); err != nil {
-		p.logger().Error("the directory of a deleted partition stays", "err", err)
-		return
-	}
-	p.logger().Info("partition deleted")
-}
 
 // configure takes new settings; in the writer's role with mu held.
 func (p *Partition) configure(cfg topicconfig.Config) {

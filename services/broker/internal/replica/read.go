@@ -45,7 +45,7 @@ func (p *Partition) readable() (readable, error) {
 	defer p.mu.Unlock()
 	v, known := p.machine.View()
 	if p.gone {
-		return readable{}, &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+		return readable{}, p.goneErr()
 	}
 	if !known {
 		return readable{}, &RecoveringError{Reason: "the partition's metadata is not known yet", Retry: 200 * time.Millisecond}
@@ -206,7 +206,7 @@ func (p *Partition) WaitVisible(ctx context.Context, offset int64) error {
 	switch {
 	case p.gone:
 		p.mu.Unlock()
-		return &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+		return p.goneErr()
 	case known && v.Leader == p.mgr.cfg.BrokerID && offset < v.ObjectEnd:
 		p.mu.Unlock()
 		return nil
@@ -271,7 +271,7 @@ func (p *Partition) Await(ctx context.Context, end int64, l lineage.Leadership, 
 	}
 	if p.gone {
 		p.mu.Unlock()
-		return nil, &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+		return nil, p.goneErr()
 	}
 	v, _ := p.machine.View()
 	standing, fork := p.machine.Judge(end, l)
@@ -314,7 +314,7 @@ func (p *Partition) notActive(err error) error {
 	}
 	switch {
 	case e.Removed || p.gone:
-		return &UnknownPartitionError{Topic: p.topic, Partition: p.partition}
+		return p.goneErr()
 	case !e.Known:
 		return &RecoveringError{Reason: "the partition's metadata is not known yet", Retry: 200 * time.Millisecond}
 	case e.Leader != p.mgr.cfg.BrokerID:

@@ -116,9 +116,9 @@ func (w *watch) assign(s segmentStream, again bool) error {
 		w.watched[p.key] = p
 		add = append(add, &metadatav1.WatchSegmentsPartition{Topic: p.topicID, Partition: p.partition})
 	}
-	for key := range w.watched {
-		if _, ok := w.m.Cluster().TopicByCreation(key.CreationOffset); !ok {
-			delete(w.watched, key)
+	if drop := w.unheld(); len(drop) > 0 {
+		if err := s.Send(&metadatav1.WatchSegmentsRequest{Remove: drop}); err != nil {
+			return err
 		}
 	}
 	w.m.dropAbsent()
@@ -130,6 +130,21 @@ func (w *watch) assign(s segmentStream, again bool) error {
 		add = add[n:]
 	}
 	return nil
+}
+
+// unheld forgets partitions that this broker does not hold any more and lists
+// those that are to be told to the other side, which knows itself of deletions.
+func (w *watch) unheld() (drop []*metadatav1.TopicPartition) {
+	held := w.m.index.Load()
+	for key, p := range w.watched {
+		if _, ok := w.m.Cluster().TopicByCreation(key.CreationOffset); !ok {
+			delete(w.watched, key)
+		} else if held != nil && (*held)[key] == nil {
+			delete(w.watched, key)
+			drop = append(drop, &metadatav1.TopicPartition{Topic: p.topicID, Partition: p.partition})
+		}
+	}
+	return drop
 }
 
 // refresh asks the metadata service anew what a partition's state is.

@@ -70,6 +70,8 @@ type part struct {
 	end     int64
 	hash    chainhash.Hash
 	ranges  []*metadatav1.SegmentRange
+	// replicas in order of preference.
+	replicas []int32
 }
 
 // stream is an unbounded queue to one subscriber.
@@ -119,7 +121,7 @@ func newWorld(partitions int) *world {
 		segments: map[*stream[*metadatav1.WatchSegmentsResponse]]map[int32]bool{},
 	}
 	for i := range partitions {
-		w.parts = append(w.parts, &part{index: int32(i), fence: &logv1.Fence{Incarnation: incarnation}})
+		w.parts = append(w.parts, &part{index: int32(i), fence: &logv1.Fence{Incarnation: incarnation}, replicas: []int32{1, 2}})
 	}
 	return w
 }
@@ -165,7 +167,7 @@ func (w *world) topic() *metadatav1.Topic {
 	t := &metadatav1.Topic{TopicId: topicID, Name: topicName, CreationOffset: creation, Configs: w.configs}
 	for _, p := range w.parts {
 		t.Partitions = append(t.Partitions, &metadatav1.Partition{
-			Partition: p.index, ReplicaIds: []int32{1, 2}, LeaderId: p.leader, Fence: p.fence, Opened: p.opened, EpochStart: p.start,
+			Partition: p.index, ReplicaIds: slices.Clone(p.replicas), LeaderId: p.leader, Fence: p.fence, Opened: p.opened, EpochStart: p.start,
 			ObjectEndOffset: p.end, ObjectEndChainHash: p.hash.Bytes(), Lineage: p.lineage,
 		})
 	}
@@ -193,21 +195,38 @@ func (w *world) closeRLM(id int32) {
 	}})
 }
 
-// fenceLocked elects a leader.
-func (w *world) fenceLocked(p *part, leader int32) {
+// fenceLocked elects a leader, in one entry with other events.
+func (w *world) fenceLocked(p *part, leader int32, others ...*metadatav1.Event) {
 	var epoch int64
 	if b := w.brokers[leader]; b != nil {
 		epoch = b.BrokerEpoch
 	}
 	p.fence = &logv1.Fence{Incarnation: incarnation, LeaderEpoch: p.fence.GetLeaderEpoch() + 1, BrokerEpoch: epoch}
 	p.leader, p.opened = leader, false
-	w.append(&metadatav1.Event{Kind: &metadatav1.Event_PartitionFenced{PartitionFenced: &metadatav1.PartitionFenced{
+	w.append(append(others, &metadatav1.Event{Kind: &metadatav1.Event_PartitionFenced{PartitionFenced: &metadatav1.PartitionFenced{
 		TopicCreationOffset: creation, Partition: p.index, LeaderEpoch: p.fence.LeaderEpoch, LeaderId: leader, BrokerEpoch: epoch,
 		StartRule: metadatav1.StartRule_START_RULE_FREE,
-	}}})
+	}}})...)
 	w.tell(p.index, &metadatav1.SegmentEvent{Kind: &metadatav1.SegmentEvent_FenceRaised{FenceRaised: &metadatav1.FenceRaised{
 		Fence: p.fence, LeaderId: leader, StartRule: metadatav1.StartRule_START_RULE_FREE,
 	}}})
+}
+
+// reassign changes who holds a partition, and elects another leader with it when
+// the present one is not among them.
+func (w *world) reassign(index int32, replicas ...int32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.parts[index]
+	p.replicas = replicas
+	e := &metadatav1.Event{Kind: &metadatav1.Event_ReplicasChanged{ReplicasChanged: &metadatav1.ReplicasChanged{
+		TopicCreationOffset: creation, Partition: index, BrokerIds: replicas,
+	}}}
+	if slices.Contains(replicas, p.leader) {
+		w.append(e)
+	} else {
+		w.fenceLocked(p, replicas[0], e)
+	}
 }
 
 // fence elects a leader of a partition.
@@ -429,6 +448,9 @@ func (w *world) WatchSegments(s grpc.BidiStreamingServer[metadatav1.WatchSegment
 				return
 			}
 			w.mu.Lock()
+			for _, r := range m.GetRemove() {
+				delete(watched, r.GetPartition())
+			}
 			for _, a := range m.GetAdd() {
 				p := w.parts[a.GetPartition()]
 				watched[a.GetPartition()] = true
