@@ -304,7 +304,7 @@ func (d *devCluster) roleArgs(x *instance, replicas []string) []string {
 	switch x.role {
 	case "metadata":
 		args = append(args, store...)
-		args = append(args, "--etcd.endpoints", strings.Join(d.etcd.Endpoints(), ","), "--session.timeout", "3s", "--controller.lease-ttl", "2s")
+		args = append(args, "--data.dir", d.path(fmt.Sprintf("metadata-%d", x.id)), "--etcd.endpoints", strings.Join(d.etcd.Endpoints(), ","), "--session.timeout", "3s", "--controller.lease-ttl", "2s")
 	case "rlm":
 		args = append(args, store...)
 		args = append(args, "--metadata.addresses", strings.Join(replicas, ","))
