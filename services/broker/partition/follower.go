@@ -92,7 +92,7 @@ func (m *Machine) Replicated(attempt, end int64, l lineage.Lineage) bool {
 func (m *Machine) Serves() (limit int64, ok bool) {
 	switch m.state {
 	case Active:
-		return m.view.ObjectEnd, true
+		return m.committed, true
 	case Fetching:
 		return min(m.log.End, m.view.ObjectEnd), true
 	default:
