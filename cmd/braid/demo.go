@@ -31,6 +31,9 @@ const (
 	demoPartitions = 12
 )
 
+// demoReplaceAfter is short, since the demo is about what follows.
+const demoReplaceAfter = 200 * time.Millisecond
+
 var demoShape = devShape{Brokers: 3, RLMs: 2, Metadata: 1, Zones: 3}
 
 // demoResult is the last line of `braid demo --json`. Every figure is measured.
@@ -80,7 +83,8 @@ Starts three brokers in three zones, two remote-log managers and one metadata re
 etcd and an embedded object store with the latency of a bucket. Appends 1,707 earthquakes, keyed by the network that reported
 them, to a topic of 12 partitions and waits for OBJECT acks. In the middle of the load it kills, with SIGKILL, the broker that
 leads the busiest partition, and leaves it dead: brokers with empty logs take over. Then it reads everything back and compares
-content, and order per key. Exit code 0 only when nothing was lost, duplicated or reordered, every ack carried OBJECT, and
+content, and order per key. The topic has one replica a partition, so that the bucket holds the only living copy of what the
+killed broker led, and the controller gives its partitions to brokers that never saw them. Exit code 0 only when nothing was lost, duplicated or reordered, every ack carried OBJECT, and
 objects hold more than one partition each.
 
 With --json the last line is {records, acked, read, lost, duplicated, reordered, failover_ms, objects, bytes_per_object,
@@ -143,7 +147,7 @@ func runDemo(ctx context.Context, c *console, cmd *command, args []string) (err 
 	d := &demo{c: c, json: *asJSON, pace: *pace, key: *key, orphans: map[int32]bool{}}
 	d.result.Records = len(records)
 	d.result.Levels = map[string]int{}
-	err = d.run(ctx, records, devOptions{shape: demoShape, dir: *dir, processes: true, cloudLatency: !*fast})
+	err = d.run(ctx, records, devOptions{shape: demoShape, dir: *dir, processes: true, cloudLatency: !*fast, replaceAfter: demoReplaceAfter})
 	if interrupted(ctx) {
 		return errors.New("interrupted")
 	}
@@ -234,7 +238,7 @@ func (d *demo) connect(ctx context.Context) (err error) {
 		return errors.Join(err, d.client.Close())
 	}
 	resp, err := d.admin.Topics().CreateTopic(ctx, &metadatav1.CreateTopicRequest{
-		Name: demoTopic, PartitionCount: demoPartitions, Configs: map[string]string{"min.ack.level": "OBJECT"},
+		Name: demoTopic, PartitionCount: demoPartitions, ReplicationFactor: 1, Configs: map[string]string{"min.ack.level": "OBJECT"},
 	})
 	if err == nil {
 		_, err = awaitLeaders(ctx, d.admin, resp.GetTopic(), 30*time.Second)

@@ -61,6 +61,8 @@ type devOptions struct {
 	restart bool
 	// cloudLatency makes the object store answer as slowly as a bucket does.
 	cloudLatency bool
+	// replaceAfter is how long a partition may have no live replica before another broker gets it; 0 is the default.
+	replaceAfter time.Duration
 	// notify is told ends of processes and their new starts, also before the
 	// cluster is ready; may be nil.
 	notify func(e processEvent, ready bool)
@@ -305,6 +307,9 @@ func (d *devCluster) roleArgs(x *instance, replicas []string) []string {
 	case "metadata":
 		args = append(args, store...)
 		args = append(args, "--data.dir", d.path(fmt.Sprintf("metadata-%d", x.id)), "--etcd.endpoints", strings.Join(d.etcd.Endpoints(), ","), "--session.timeout", "3s", "--controller.lease-ttl", "2s")
+		if d.opts.replaceAfter > 0 {
+			args = append(args, "--replica.replace.timeout", d.opts.replaceAfter.String())
+		}
 	case "rlm":
 		args = append(args, store...)
 		args = append(args, "--metadata.addresses", strings.Join(replicas, ","))
