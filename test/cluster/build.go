@@ -61,6 +61,7 @@ func (m *Member) metadataConfig(l *life) (metadata.Config, error) {
 	cfg.LeaseTTL = config.Duration(2 * time.Second)
 	cfg.OpenTimeout = config.Duration(5 * time.Second)
 	cfg.Progress = config.Duration(100 * time.Millisecond)
+	cfg.RebalanceDelay = 0 // tests say themselves who leads
 	if m.c.opts.ChangeMetadata != nil {
 		m.c.opts.ChangeMetadata(&cfg)
 	}
