@@ -73,7 +73,7 @@ func sameCopies(t *testing.T, c *cluster.Cluster, topic string, partitions int) 
 			require.NoError(t, err)
 			require.NotEmpty(t, got)
 			if i > 0 {
-				require.True(t, string(want) == string(got), "%s holds other bytes of %s/%d than the first broker", m, topic, p)
+				require.Equal(t, want, got, "%s holds other bytes of %s/%d than the first broker", m, topic, p)
 			}
 			want = got
 		}
@@ -117,7 +117,7 @@ func TestFollowersHoldWhatTheirLeadersHold(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, all, 31)
 	dense(t, 0, all)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	stream, err := c.Log(follower).Read(direct(ctx), &brokerv1.ReadRequest{
 		Topic: "copied", ReadPreference: brokerv1.ReadPreference_READ_PREFERENCE_NEAREST, Follow: true, Start: &brokerv1.ReadRequest_Offset{Offset: 31},
@@ -241,7 +241,7 @@ func TestAFollowerOfFiftyPartitionsCostsOneGETForEachObject(t *testing.T) {
 		var wg sync.WaitGroup
 		for p := range partitions {
 			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
 				_, err := c.Log(c.Broker(1)).Append(ctx, &brokerv1.AppendRequest{
 					Topic: "many", Partition: int32(p), Level: levelObject, Records: []*brokerv1.Record{{Value: fmt.Appendf(nil, "%d-%d", p, round)}},
@@ -342,7 +342,7 @@ func TestABrokerThatStopsHandsItsPartitionsOver(t *testing.T) {
 	acked := make([][]ack, partitions)
 	longest := make([]time.Duration, partitions)
 	leaders := make([]int, partitions)
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
@@ -356,14 +356,17 @@ func TestABrokerThatStopsHandsItsPartitionsOver(t *testing.T) {
 			last := time.Now()
 			for i := 0; ctx.Err() == nil; i++ {
 				value := fmt.Sprintf("%d-%d", p, i)
-				callCtx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				callCtx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				// Through a broker that stays: it forwards.
 				resp, err := c.Log(stays).Append(callCtx, &brokerv1.AppendRequest{
 					Topic: "handed", Partition: int32(p), Level: levelLeader, Records: []*brokerv1.Record{{Value: []byte(value)}},
 				})
 				cancel()
 				if err != nil {
-					time.Sleep(5 * time.Millisecond)
+					select {
+					case <-ctx.Done():
+					case <-time.After(5 * time.Millisecond):
+					}
 					continue
 				}
 				longest[p] = max(longest[p], time.Since(last))
@@ -412,7 +415,7 @@ func TestNearestReadsDuringElectionsNeverReturnAWrongRecord(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t, cluster.Options{Brokers: 3})
 	c.CreateTopic("near", 1)
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
@@ -426,7 +429,10 @@ func TestNearestReadsDuringElectionsNeverReturnAWrongRecord(t *testing.T) {
 			for ctx.Err() == nil {
 				data, err := copyAt(c, m, "near", 0)
 				if err != nil {
-					time.Sleep(time.Millisecond)
+					select {
+					case <-ctx.Done():
+					case <-time.After(time.Millisecond):
+					}
 					continue
 				}
 				mu.Lock()
@@ -456,7 +462,7 @@ func TestNearestReadsDuringElectionsNeverReturnAWrongRecord(t *testing.T) {
 			if i%3 == 0 {
 				level = levelObject
 			}
-			callCtx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			callCtx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			_, err := c.Log(c.Broker(1+i%3)).Append(callCtx, &brokerv1.AppendRequest{
 				Topic: "near", Level: level, Records: []*brokerv1.Record{{Value: fmt.Appendf(nil, "v%d", i)}},
 			})
@@ -487,7 +493,7 @@ func TestNearestReadsDuringElectionsNeverReturnAWrongRecord(t *testing.T) {
 	held := map[int64]string{}
 	require.NoError(t, record.Walk(truth, func(b record.Batch) error { held[b.BaseOffset()] = string(b); return nil }))
 	for o, b := range seen {
-		require.True(t, held[o] == b, "a record that was read at %d is not there any more", o)
+		require.Equal(t, b, held[o], "a record that was read at %d is not there any more", o)
 	}
 	t.Logf("reads by broker: %v, batches seen: %d", reads, len(seen))
 	for _, m := range c.Members(cluster.RoleBroker) {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/braidlog/braid/pkg/client"
@@ -110,14 +111,14 @@ func TestEveryAckedRecordIsReadOnceWhileProcessesAreKilledAndPaused(t *testing.T
 		ctx = bounded
 	}
 	binary := buildBraid(ctx, t)
-	dir, err := os.MkdirTemp("", "braid-torture-")
+	dir, err := os.MkdirTemp("", "braid-torture-") //nolint:usetesting // kept for the reader when the test fails
 	require.NoError(t, err)
 	t.Cleanup(func() { // the last: everything has ended
 		if t.Failed() || *keep {
 			t.Logf("seed %d: ledger, events and the cluster with its logs are in %s", *seed, dir)
 			return
 		}
-		os.RemoveAll(dir)
+		assert.NoError(t, os.RemoveAll(dir))
 	})
 	x := &run{t: t, dir: dir, rand: rand.New(rand.NewPCG(*seed, 0)), events: newJournal(t, dir)}
 	x.events.add("begin", "seed", *seed, "rounds", *rounds, "rate", *rate)
