@@ -68,7 +68,7 @@ func requireMetrics(t *testing.T, dir string, names ...string) {
 		require.NoError(t, err)
 		found := servingPages.FindAllSubmatch(log, -1)
 		require.NotEmpty(t, found, name)
-		resp, err := http.Get("http://" + string(found[len(found)-1][1]) + "/metrics")
+		resp, err := (&http.Client{Timeout: 10 * time.Second}).Get("http://" + string(found[len(found)-1][1]) + "/metrics")
 		require.NoError(t, err, name)
 		body, err := io.ReadAll(resp.Body)
 		require.NoError(t, errors.Join(err, resp.Body.Close()))

@@ -165,7 +165,7 @@ func (s *Server) work(tel *telemetry.Telemetry, deps Deps) (err error) {
 	}
 	s.onClose(s.api.Close)
 	brokerv1.RegisterLogServiceServer(s.grpc, s.api)
-	brokerv1.RegisterReplicaServiceServer(s.grpc, replica.NewReplicaService(s.manager))
+	brokerv1.RegisterReplicaServiceServer(s.grpc, replica.NewPeerService(s.manager))
 	return nil
 }
 

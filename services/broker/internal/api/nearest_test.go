@@ -67,7 +67,7 @@ func TestNearestReadsAreAnsweredByTheReplicaAsked(t *testing.T) {
 
 		// It gets there while somebody waits.
 		go func() {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 			leader := w.brokers[2].orders
 			copied.set(func() { copied.batches = leader.batches; copied.end, copied.hw = leader.end, leader.end })
 		}()
@@ -116,7 +116,7 @@ func TestNearestReadsGoToTheLeaderWhereTheReplicaCanNotAnswer(t *testing.T) {
 func TestExplainShowsTheReplicas(t *testing.T) {
 	run(t, 1, 1, nil, func(t *testing.T, w *world) {
 		w.brokers[1].submit(t, batch(t, record.CodecNone, 1, 10))
-		w.brokers[1].orders.explain.Replicas = []replica.ReplicaStatus{
+		w.brokers[1].orders.explain.Replicas = []replica.Status{
 			{BrokerID: 1, Online: true, State: 4, LogEnd: 1},
 			{BrokerID: 2, Online: true, State: 8, LogEnd: 7, Lag: 3, Age: 1500 * time.Millisecond, Reason: "slow"},
 		}

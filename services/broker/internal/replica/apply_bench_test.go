@@ -32,7 +32,7 @@ func newFollowerAlone(tb testing.TB, fs vfs.FS, dir string) *follower {
 	cfg := DefaultConfig()
 	cfg.BrokerID = 2
 	m := &Manager{cfg: cfg, log: slog.New(slog.DiscardHandler), caughtUp: make(chan struct{}, 1)}
-	m.root, m.endRoot = context.WithCancel(context.Background())
+	m.root, m.endRoot = context.WithCancel(tb.Context())
 	tb.Cleanup(m.endRoot)
 	var err error
 	m.metrics, err = newMetrics(nil, m)

@@ -19,7 +19,7 @@
 // each compared with its own chain hash before it is appended. It serves
 // [Nearest] reads below what it has copied, while it is reconciled with the
 // present leader; tells its leader how far it is, without asking for records
-// ([ReplicaService]); and keeps what it needs to lead. What can't be fetched is
+// ([PeerService]); and keeps what it needs to lead. What can't be fetched is
 // asked for again and never cuts the log.
 //
 // A broker that a partition's replica list does not name any more lets go of it,

@@ -123,11 +123,11 @@ type Explanation struct {
 	Findings        []Finding // most pressing first, never empty
 	// Replicas are all of them, in order of preference, as this leader knows them;
 	// nil where this broker does not lead.
-	Replicas []ReplicaStatus
+	Replicas []Status
 }
 
-// ReplicaStatus is what a leader knows of a replica.
-type ReplicaStatus struct {
+// Status is what a leader knows of a replica.
+type Status struct {
 	BrokerID int32
 	Online   bool
 	State    partition.State // 0 when it said nothing under the present leadership
@@ -254,11 +254,11 @@ func (x *explainer) follower(view *cluster.View, state partition.State, reason s
 }
 
 // statuses lists the replicas as this leader knows them; mu is held.
-func (p *Partition) statuses(view *cluster.View, objectEnd int64) []ReplicaStatus {
-	var out []ReplicaStatus
+func (p *Partition) statuses(view *cluster.View, objectEnd int64) []Status {
+	var out []Status
 	for _, id := range p.replicas(view) {
 		b, known := view.Broker(id)
-		s := ReplicaStatus{BrokerID: id, Online: known && b.Online}
+		s := Status{BrokerID: id, Online: known && b.Online}
 		if id == p.mgr.cfg.BrokerID {
 			s.State, _ = p.machine.State()
 			s.LogEnd = p.machine.Log().End

@@ -172,7 +172,7 @@ func (p *Partition) fetch(e partition.Fetch) {
 		p.mu.Lock()
 		if err != nil {
 			p.logger().Error("the log is not a part of the partition, it starts again at the object end", "offset", v.ObjectEnd, "err", err)
-			p.events.putFirst(partition.Diverged{Attempt: e.Attempt})
+			p.events.putFirst(partition.Diverged(e))
 		}
 		return
 	}

@@ -3,7 +3,6 @@ package replica_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
@@ -224,7 +223,7 @@ func TestNearestReadsWaitForTheOpening(t *testing.T) {
 			got, err := n.Read(t.Context(), 0, 1<<20, nil)
 			waiting <- answer{got, err}
 		}()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		s.world.with(func() { s.world.refuseOpen = nil })
 		a := <-waiting
 		require.NoError(t, a.err)
@@ -233,7 +232,7 @@ func TestNearestReadsWaitForTheOpening(t *testing.T) {
 		// An offset above what it knows waits, and is there when it is.
 		visible := make(chan error, 1)
 		go func() { visible <- n.WaitVisible(t.Context(), 2) }()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		require.Empty(t, visible)
 		mustAdd(t, one.leading(0), batch(t, "y", 1), partition.Object)
 		require.NoError(t, <-visible)
@@ -294,7 +293,7 @@ func TestFollowerKeepsAskingForWhatItCantHave(t *testing.T) {
 					return err == nil && len(findings(q, c.code)) == 1
 				})
 				require.True(t, findings(q, c.code)[0].Blocking)
-				time.Sleep(20 * time.Second)
+				time.Sleep(20 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 				want := int64(2)
 				if !c.refused {
 					want = 0
@@ -393,7 +392,7 @@ func TestDrainHandsLeadershipOver(t *testing.T) {
 		until(t, "it takes nothing more", func() bool { return len(findings(p, "HANDING_OVER")) == 1 })
 		_, err = add(t, p, batch(t, "late", 1), partition.Leader)
 		require.ErrorIs(t, err, replica.ErrStopped)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // virtual time inside a bubble
 		s.world.with(func() { require.Zero(t, s.world.elections, "not before everything is in the bucket") })
 		r.up()
 		require.NoError(t, <-drained)
@@ -452,7 +451,7 @@ func TestNearestReadsDuringElectionsAreNeverWrong(t *testing.T) {
 		for id := 1; id <= 2; id++ {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					time.Sleep(3 * time.Millisecond)
+					time.Sleep(3 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 					p, err := brokers[id].m.Lookup(topicName, 0)
 					if err != nil {
 						continue
@@ -464,7 +463,7 @@ func TestNearestReadsDuringElectionsAreNeverWrong(t *testing.T) {
 					for next := int64(0); ; {
 						got, err := n.Read(ctx, next, 4096, nil)
 						var outside *replica.OffsetOutOfRangeError
-						assert.False(t, errors.As(err, &outside), "%v", err) // field report B044
+						assert.NotErrorAs(t, err, &outside) // field report B044
 						if err != nil || got.Next == next {
 							break
 						}
@@ -493,7 +492,7 @@ func TestNearestReadsDuringElectionsAreNeverWrong(t *testing.T) {
 			mustAdd(t, p, batch(t, fmt.Sprint("tail", round), 1+round%3), partition.Leader)
 			leader = 3 - leader
 			s.world.fence(0, leader)
-			time.Sleep(time.Duration(round%7) * 5 * time.Millisecond)
+			time.Sleep(time.Duration(round%7) * 5 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 			r.cut()
 			r.up()
 		}
@@ -576,7 +575,7 @@ func TestFollowerCatchesUpAfterEveryDeath(t *testing.T) {
 		load.Go(func() {
 			for i := int32(0); ctx.Err() == nil; i++ {
 				for { // until it is stored, once
-					time.Sleep(time.Millisecond)
+					time.Sleep(time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 					if _, err := add(t, p, sequenced(t, producerA, 0, 2*i, 2), partition.Object); err == nil {
 						break
 					}
@@ -586,7 +585,7 @@ func TestFollowerCatchesUpAfterEveryDeath(t *testing.T) {
 		for range 40 {
 			two := s.broker(2, disk)
 			two.following(0, 1)
-			time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 			if rng.IntN(4) == 0 {
 				s.world.fence(0, 1) // and cuts in between
 				one.leading(0)

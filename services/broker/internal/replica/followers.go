@@ -53,17 +53,17 @@ type leaderReport struct {
 	object int64
 }
 
-// ReplicaService answers the followers of a manager's partitions.
-type ReplicaService struct {
+// PeerService answers the followers of a manager's partitions.
+type PeerService struct {
 	brokerv1.UnimplementedReplicaServiceServer
 	m *Manager
 }
 
-// NewReplicaService makes the service; it starts nothing.
-func NewReplicaService(m *Manager) *ReplicaService { return &ReplicaService{m: m} }
+// NewPeerService makes the service; it starts nothing.
+func NewPeerService(m *Manager) *PeerService { return &PeerService{m: m} }
 
-// FetchReplica implements ReplicaService.
-func (s *ReplicaService) FetchReplica(_ context.Context, req *brokerv1.FetchReplicaRequest) (*brokerv1.FetchReplicaResponse, error) {
+// FetchReplica implements brokerv1.ReplicaServiceServer.
+func (s *PeerService) FetchReplica(_ context.Context, req *brokerv1.FetchReplicaRequest) (*brokerv1.FetchReplicaResponse, error) {
 	v := s.m.Cluster()
 	switch {
 	case v.ClusterID == "":

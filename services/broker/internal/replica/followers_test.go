@@ -36,7 +36,7 @@ func TestFetchReplicaAnswersOnlyForWhatIsLedAndOpen(t *testing.T) {
 		follower, _ := b.m.Cluster().Broker(2)
 		var fence *logv1.Fence
 		s.world.with(func() { fence = proto.Clone(s.world.parts[0].fence).(*logv1.Fence) })
-		service := replica.NewReplicaService(b.m)
+		service := replica.NewPeerService(b.m)
 		ask := func(change func(*brokerv1.FetchReplicaRequest)) (*brokerv1.LeaderPosition, error) {
 			req := &brokerv1.FetchReplicaRequest{
 				ClusterId: clusterID, BrokerId: 2, BrokerEpoch: follower.Epoch,
@@ -68,8 +68,8 @@ func TestFetchReplicaAnswersOnlyForWhatIsLedAndOpen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int64{3, 3, 3, 0}, []int64{got.GetHighWatermark(), got.GetObjectEndOffset(), got.GetLogEndOffset(), got.GetLogStartOffset()})
 		require.True(t, proto.Equal(fence, got.GetFence()))
-		status2 := func() replica.ReplicaStatus { return p.Explain().Replicas[1] }
-		require.Equal(t, replica.ReplicaStatus{BrokerID: 2, Online: true, State: partition.Fetching, LogEnd: 2, Lag: 1}, status2())
+		status2 := func() replica.Status { return p.Explain().Replicas[1] }
+		require.Equal(t, replica.Status{BrokerID: 2, Online: true, State: partition.Fetching, LogEnd: 2, Lag: 1}, status2())
 		mustAdd(t, p, batch(t, "y", 1), partition.Object)
 		require.EqualValues(t, 2, status2().Lag, "seen from here")
 
@@ -122,7 +122,7 @@ func TestFollowersCopyWhileTheirLeaderDoesNotAnswer(t *testing.T) {
 		two := s.broker(2, vfs.NewMem())
 		mustAdd(t, p, batch(t, "x", 3), partition.Object)
 		two.following(0, 3)
-		time.Sleep(20 * time.Second)
+		time.Sleep(20 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		mustAdd(t, p, batch(t, "y", 3), partition.Object)
 		two.following(0, 6)
 		require.Equal(t, "it has not said anything under the present leadership", one.leading(0).Explain().Replicas[1].Reason)

@@ -114,7 +114,7 @@ func (s *scene) broker(id int32, fs vfs.FS, change ...func(*replica.Config)) *br
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &broker{t: s.t, m: m, meta: meta, end: cancel, done: make(chan error, 1)}
 	address := fmt.Sprintf("broker:%d", id)
-	s.serve(address, func(g *grpc.Server) { brokerv1.RegisterReplicaServiceServer(g, replica.NewReplicaService(m)) })
+	s.serve(address, func(g *grpc.Server) { brokerv1.RegisterReplicaServiceServer(g, replica.NewPeerService(m)) })
 	b.silence = func() { s.silence(address) }
 	go func() { b.done <- m.Run(ctx) }()
 	s.t.Cleanup(func() { b.stop() })

@@ -60,8 +60,9 @@ func TestPartitionsThatMovedAwayAreReleased(t *testing.T) {
 					// What waits is answered.
 					r.with(func() { r.down = true })
 					answer := make(chan error, 1)
+					tail := batch(t, "tail", 1)
 					go func() {
-						_, err := add(t, old, batch(t, "tail", 1), partition.Object)
+						_, err := add(t, old, tail, partition.Object)
 						answer <- err
 					}()
 					until(t, "it is in the log", func() bool { return old.Offsets().LogEnd == 4 })

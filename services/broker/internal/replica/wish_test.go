@@ -44,10 +44,10 @@ func TestWishesAreFulfilled(t *testing.T) {
 			two.following(i, 1)
 		}
 		s.world.wish(2, -1)
-		time.Sleep(3 * sessionTimeout)
+		time.Sleep(3 * sessionTimeout) //nolint:forbidigo // virtual time inside a bubble
 		require.Zero(t, s.world.held(), "another epoch is meant")
 		s.world.wish(1, 0)
-		time.Sleep(3 * sessionTimeout)
+		time.Sleep(3 * sessionTimeout) //nolint:forbidigo // virtual time inside a bubble
 		require.Zero(t, s.world.held(), "it leads already")
 
 		r.with(func() { r.down = true })
@@ -70,7 +70,7 @@ func TestWishesAreFulfilled(t *testing.T) {
 			require.Zero(t, q.Offsets().LocalLogStart, "with the copy that it has")
 		}
 		require.Equal(t, partitions, s.world.held(), "one election each")
-		time.Sleep(3 * sessionTimeout)
+		time.Sleep(3 * sessionTimeout) //nolint:forbidigo // virtual time inside a bubble
 		require.Equal(t, partitions, s.world.held(), "repeats are void")
 
 		// And back.
@@ -99,7 +99,7 @@ func TestWishesThatCannotBeFulfilled(t *testing.T) {
 		p := one.leading(0)
 		mustAdd(t, p, batch(t, "x", 3), partition.Object)
 		s.world.wish(2, 0)
-		time.Sleep(3 * sessionTimeout)
+		time.Sleep(3 * sessionTimeout) //nolint:forbidigo // virtual time inside a bubble
 		require.Zero(t, s.world.held(), "it is not there")
 
 		two := s.broker(2, vfs.NewMem())
@@ -115,7 +115,7 @@ func TestWishesThatCannotBeFulfilled(t *testing.T) {
 		goesOn(t, p)
 		for range 400 { // not with every repeat of the wish
 			require.Empty(t, findings(p, "HANDING_OVER"))
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time inside a bubble
 		}
 		require.Zero(t, s.world.held())
 
@@ -152,7 +152,7 @@ func TestDrainHearsNoWishes(t *testing.T) {
 		defer cancel()
 		drained := make(chan error, 1)
 		go func() { drained <- one.m.Drain(ctx) }()
-		time.Sleep(10 * time.Second)
+		time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time inside a bubble
 		_, err := add(t, p, batch(t, "late", 1), partition.Leader)
 		require.ErrorIs(t, err, replica.ErrStopped, "the end of the wish changes nothing")
 		r.up()
