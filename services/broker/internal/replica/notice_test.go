@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/braidlog/braid/services/broker/internal/replica"
+	"github.com/braidlog/braid/services/broker/partition"
 )
 
 // Whoever waits for a leader hears of every change on the way to one: from the
@@ -42,7 +43,8 @@ func TestAllChangesOnTheWayToALeaderAreTold(t *testing.T) {
 			wait(changed)
 		}
 		require.Less(t, time.Since(began), 10*time.Second)
-		_, err := p.Submit(t.Context(), replica.AppendInput{Batches: batch(t, "first", 1)})
+		// At OBJECT: the first heartbeat may not be answered yet.
+		_, err := p.Submit(t.Context(), replica.AppendInput{Batches: batch(t, "first", 1), Level: partition.Object})
 		require.NoError(t, err)
 	})
 }
