@@ -371,9 +371,10 @@ func holds(replicas []int32, id int32) bool {
 	return false
 }
 
-// removed forgets a partition; should it be this broker's again meanwhile,
-// another takes its place.
-func (m *Manager) removed(p *Partition) {
+// removed forgets a partition. One that was held by others, and is this broker's
+// again meanwhile, gets a successor; after a deletion the cluster's picture may
+// list it for a moment still, and it gets none.
+func (m *Manager) removed(p *Partition, away bool) {
 	m.mu.Lock()
 	if m.parts[p.key] == p {
 		delete(m.parts, p.key)
@@ -382,7 +383,7 @@ func (m *Manager) removed(p *Partition) {
 	m.mu.Unlock()
 	m.changes.tell()
 	m.reassign() // it need not be watched any more
-	if m.root.Err() == nil {
+	if away && m.root.Err() == nil {
 		m.assign()
 	}
 }

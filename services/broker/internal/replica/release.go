@@ -48,7 +48,7 @@ func (p *Partition) goneErr() error {
 // forget ends the partition's life on this broker.
 func (p *Partition) forget(remove bool) {
 	p.mu.Lock()
-	log := p.log
+	log, away := p.log, p.away
 	p.log, p.gone = nil, true
 	p.own = nil
 	if p.copyTimer != nil {
@@ -67,7 +67,7 @@ func (p *Partition) forget(remove bool) {
 		}
 	}
 	// Only now may another take its place, and open the log.
-	p.mgr.removed(p)
+	p.mgr.removed(p, away)
 	if !remove {
 		return
 	}
