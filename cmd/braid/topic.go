@@ -124,6 +124,12 @@ func runTopic(ctx context.Context, c *console, cmd *command, args []string) erro
 	if err != nil {
 		return err
 	}
+	if rest[0] == "reassign" {
+		// Before anybody is asked, like all that can be known without.
+		if _, err := brokerIDs(f.reassign.to); err != nil {
+			return err
+		}
+	}
 	admin, err := f.admin(ctx)
 	if err != nil {
 		return err
