@@ -388,7 +388,7 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 	cfg.Etcd.Prefix = "/fresh/" // a cluster that has begun goes on without its bucket
 	_, err = cluster.Build(ctx, cfg, nil)
 	require.ErrorContains(t, err, nobody)
-	require.ErrorIs(t, err, objstore.ErrUnavailable)
+	require.ErrorIs(t, err, metadata.ErrStoreUnreachable)
 
 	cfg = cluster.Config(0)
 	cfg.LeaseTTL = config.Duration(1500 * time.Millisecond)
